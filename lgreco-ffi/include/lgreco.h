@@ -62,10 +62,10 @@
  *         return 0;
  *     }
  *
- * docs/src/reference/c-contract.md states the rules for all calls. In short: a call returns a status, and its outputs are
- * valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles at the
- * same time. Options are an array of names and values, all of them text, with NULL at its end; NULL means the defaults.
- * Initialise structs with their INIT macro. Lengths count elements.
+ * docs/src/reference/c-contract.md states the rules for all calls. In short: a call returns a status, and its outputs
+ * are valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles
+ * at the same time. Options are an array of names and values, all of them text, with NULL at its end. A NULL array
+ * means the defaults. Initialise structs with their INIT macro. Lengths count elements.
  *
  * Made from headers/lgreco.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -86,7 +86,8 @@
 // LGRECO_STRUCT_SIZE.
 #define LGRECO_HEADER_REVISION 6
 
-// The value of struct_size: the bytes of the struct, and above bit 16 the revision of the headers.
+// The value of struct_size: the size of the struct in bytes in the lower 16 bits, and the revision of the headers above
+// them.
 #define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))
 
 // A 32-bit type with named values.
@@ -120,7 +121,7 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_OUT_OF_MEMORY = 7,  // Memory for a workspace cannot be allocated.
     LGRECO_ELEMENT_OVERFLOW = 8,  // An element is too large for the format in which it is sent.
     LGRECO_DEVICE = 9,  // A device failed, or does not support the operation.
-    LGRECO_SETTING_WORD = 10,  // A setting has a word that is unknown at this place.
+    LGRECO_SETTING_WORD = 10,  // A word of a setting is unknown at its position.
     LGRECO_SETTING_SYNTAX = 11,  // The text is not a setting, although all words before the error are known.
     LGRECO_EMPTY_TABLE = 20,  // A table has no layers.
     LGRECO_EMPTY_LAYER = 21,  // A layer has no options.
@@ -206,7 +207,7 @@ typedef struct lgreco_layer {
     const size_t *dims;
     // Number of dimensions; 0 for a scalar.
     size_t dims_len;
-    // The gradient, row-major, with as many elements as the product of `dims`. The library only reads it.
+    // The gradient, row-major. Its number of elements is the product of `dims`. The library only reads the gradient.
     // lgreco_compressor_create does not need it.
     const void *values;
     // Type of the gradient's elements.
@@ -335,7 +336,7 @@ lgreco_status lgreco_table_setting(const struct lgreco_table *table,
                                    uint32_t option,
                                    struct lgreco_setting *setting);
 
-// Frees a table and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+// Frees a table and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_table_destroy(struct lgreco_table **table);
 
 /* ---- 2. Plans: one option per layer ---- */
@@ -386,12 +387,12 @@ typedef struct lgreco_plan_view {
     const uint32_t *options;
     // Total bits of the chosen options.
     uint64_t size;
-    // LGRECO_LIMIT_ERROR: a lower bound, in bits, of the size of all plans within the budget. If `size` equals it, the
-    // plan is proved optimal. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget; if `size`
+    // equals this bound, the plan is proved optimal. Otherwise 0.
     uint64_t lower_bound;
     // Total error of the chosen options.
     double error;
-    // LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     double budget;
     // The solver that made the plan, such as "exact"; set by the library, not read.
     const char *solver;
@@ -399,10 +400,10 @@ typedef struct lgreco_plan_view {
     uint32_t proven;
     // The kind of limit that the plan keeps.
     lgreco_limit limit;
-    // LGRECO_LIMIT_SIZE: the maximum number of bits. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     uint64_t size_limit;
-    // LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. If `error` is within 2^-40 of it,
-    // the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; if `error` is
+    // within 2^-40 of this bound, the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
     double error_lower_bound;
 } lgreco_plan_view;
 #define LGRECO_PLAN_VIEW_INIT                                                                                          \
@@ -411,16 +412,16 @@ typedef struct lgreco_plan_view {
 // Fills `view` with the plan. Its pointers into the plan are valid until the plan is destroyed.
 lgreco_status lgreco_plan_get(const struct lgreco_plan *plan, struct lgreco_plan_view *view);
 
-// Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+// Frees a plan and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
 
 /*
  * ---- 3. Compression by hand ----
  *
- * Every rank needs the settings of every layer. A setting is text, the same on every machine. Decode payloads one by one
- * and sum the results, also for PowerSGD. The length of payloads of AdaComp, hard thresholds and SIDCo depends on the
- * values; lgreco_compressor_encode tells it. Payloads of other methods have the same length on every rank under one
- * setting.
+ * Every rank needs the settings of every layer. A setting is text, the same on every machine. Decode payloads one by
+ * one and sum the results, also for PowerSGD. The length of payloads of AdaComp, hard thresholds and SIDCo depends on
+ * the values; lgreco_compressor_encode reports it. Payloads of other methods have the same length on every rank under
+ * one setting.
  */
 
 // The compressor of one layer on one worker, with its residual and its workspace.
@@ -451,8 +452,8 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
 //                         values). Default: 1, which is classic error feedback.
 //   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
 
-// Tells the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes exactly
-// this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
+// Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes
+// exactly this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
 lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
                                       size_t *bytes);
 
@@ -480,7 +481,7 @@ lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
                                        float *values,
                                        size_t values_len);
 
-// Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+// Frees a compressor and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
 
 /*
@@ -501,8 +502,8 @@ LGRECO_ENUM(lgreco_device) {
 LGRECO_ENUM(lgreco_group) {
     LGRECO_GROUP_ALL = 0,  // All workers.
     LGRECO_GROUP_NODE = 1,  // The workers of this worker's node, in rank order. Only lgreco_controller_create_on_nodes uses it.
-    // This worker's peers: the workers with its place in their nodes, one per node. Only lgreco_controller_create_on_nodes
-    // uses it.
+    // This worker's peers: the workers with the same index within their nodes, one per node. Only
+    // lgreco_controller_create_on_nodes uses it.
     LGRECO_GROUP_PEERS = 2,
 };
 
@@ -547,7 +548,7 @@ typedef struct lgreco_request {
     lgreco_device memory;
     // The worker that broadcasts.
     uint32_t root;
-    // The group that performs it. The fields below number the workers of this group from 0.
+    // The group that performs the collective. The fields below number the workers of this group from 0.
     lgreco_group group;
     // Memory to replace or fill; aligned for f32 if it holds f32.
     void *buffer;
@@ -610,7 +611,7 @@ typedef struct lgreco_controller lgreco_controller;
 
 // Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
 // must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL, the policy decides.
-// Otherwise it has one setting per layer, which holds until lgreco_controller_set_settings. The call performs no
+// Otherwise `settings` has one setting per layer, in force until lgreco_controller_set_settings. The call performs no
 // collective.
 //
 // Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, with the
@@ -738,7 +739,7 @@ lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
                                      double learning_rate,
                                      struct lgreco_report *report);
 
-// Frees a controller and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+// Frees a controller and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_controller_destroy(struct lgreco_controller **controller);
 
 #ifdef __cplusplus

@@ -43,8 +43,8 @@ lgreco_status lgreco_cuda_create_on_stream(void *stream,
 // Fails with LGRECO_DEVICE, also when work that was enqueued before has failed.
 lgreco_status lgreco_cuda_synchronize(struct lgreco_cuda *cuda);
 
-// Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. NULL,
-// or a pointer to NULL, does nothing.
+// Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. Does
+// nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 
 /* ---- 2. Error tables. Options are those of lgreco_table_measure ---- */
@@ -63,7 +63,7 @@ lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
                                   const char *const *options,
                                   struct lgreco_table **table);
 
-// Tells the bytes of workspace and of results that lgreco_cuda_enqueue_rows needs on the device for these layers and
+// Reports the bytes of workspace and of results that lgreco_cuda_enqueue_rows needs on the device for these layers and
 // options. `values` are not read, and the device is not used.
 //
 // Fails like lgreco_cuda_measure, except for errors about values.
@@ -74,7 +74,7 @@ lgreco_status lgreco_cuda_rows_bytes(struct lgreco_cuda *cuda,
                                      uint64_t *workspace_bytes,
                                      uint64_t *results_bytes);
 
-// Enqueued: the part of lgreco_cuda_measure before its wait. It works in `workspace` and `results` on the device,
+// Enqueued: does the work of lgreco_cuda_measure up to its wait. It works in `workspace` and `results` on the device,
 // which are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device,
 // but allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or
 // options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
@@ -110,10 +110,10 @@ lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
 /*
  * ---- 3. Whole buckets, without the host ----
  *
- * All collectives are on device memory, for NCCL. A step:
+ * All collectives are on device memory, so that NCCL can perform them. A step makes these calls:
  *
  *     lgreco_cuda_bucket_submit
- *     lgreco_cuda_bucket_next, enqueue what it asks for, until that is LGRECO_REQUEST_NONE
+ *     lgreco_cuda_bucket_next, then enqueue the requested collective; repeat until LGRECO_REQUEST_NONE
  */
 
 // Layers that are exchanged together, with gradients, residuals and messages in the device's memory. A step is
@@ -122,8 +122,8 @@ lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
 // collectives, and replayed. Every call also takes the lgreco_cuda.
 typedef struct lgreco_cuda_bucket lgreco_cuda_bucket;
 
-// Tells the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus messages.
-// `values` of layers are not read. `settings` has one setting per layer.
+// Reports the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus
+// messages. `values` of layers are not read. `settings` has one setting per layer.
 //
 // Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
 // different types.
@@ -168,15 +168,16 @@ lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
 // means then replace them.
 //
 // Fails with LGRECO_STEP_ORDER when a step is under way, LGRECO_DEVICE for an address that is NULL or not aligned. The
-// device detects wrong values and tells all ranks; lgreco_cuda_bucket_outcome reports them.
+// device detects wrong values and informs all ranks. lgreco_cuda_bucket_outcome reports them.
 lgreco_status lgreco_cuda_bucket_submit(struct lgreco_cuda *cuda,
                                         struct lgreco_cuda_bucket *bucket,
                                         void *gradients);
 
-// Enqueued: continues after the previous collective was enqueued, and tells the next collective to enqueue on the stream.
-// It is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory,
-// in place, as NCCL performs them. After LGRECO_REQUEST_NONE the work that computes the means is enqueued. All ranks get
-// the same requests, and must start those of different buckets in the same order.
+// Enqueued: continues after the previous collective was enqueued, and returns in `request` the next collective to
+// enqueue on the stream. The kind is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or
+// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory, in place, as NCCL performs them. After LGRECO_REQUEST_NONE the
+// work that computes the means is enqueued. All ranks get the same requests, and must start those of different buckets
+// in the same order.
 //
 // Fails with LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit. LGRECO_DEVICE in place of LGRECO_REQUEST_NONE means that
 // the driver refused a call. All workers have then made the same collectives, and the step has failed on all of them.
@@ -212,18 +213,18 @@ typedef struct lgreco_cuda_outcome {
 } lgreco_cuda_outcome;
 #define LGRECO_CUDA_OUTCOME_INIT {LGRECO_SIZE_OF(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
 
-// Blocking: tells the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
+// Blocking: reports the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
 //
 // Fails with LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_outcome(struct lgreco_cuda *cuda,
                                          struct lgreco_cuda_bucket *bucket,
                                          struct lgreco_cuda_outcome *outcome);
 
-// Tells the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
+// Reports the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
 // the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
-// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. An event after
-// the copy tells when it has arrived; then lgreco_cuda_bucket_read_outcome reads it. So a trainer learns of faults one
-// step later, and waits only for the copy.
+// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Record an event
+// after the copy. When the event has completed, lgreco_cuda_bucket_read_outcome can read the copy. So a trainer learns
+// of faults one step later, and waits only for the copy.
 lgreco_status lgreco_cuda_bucket_outcome_place(struct lgreco_cuda *cuda,
                                                struct lgreco_cuda_bucket *bucket,
                                                const void **address,
@@ -232,16 +233,16 @@ lgreco_status lgreco_cuda_bucket_outcome_place(struct lgreco_cuda *cuda,
 // Reads the outcome of the bucket's steps from a copy of the bytes at lgreco_cuda_bucket_outcome_place. The copy need not
 // be aligned. The device is not used.
 //
-// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place tells. Other bytes of
-// this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
+// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place reports. Other
+// bytes of this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
 lgreco_status lgreco_cuda_bucket_read_outcome(struct lgreco_cuda *cuda,
                                               struct lgreco_cuda_bucket *bucket,
                                               const void *copy,
                                               size_t copy_bytes,
                                               struct lgreco_cuda_outcome *outcome);
 
-// Tells the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it as
-// `found_inf`.
+// Reports the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it
+// as `found_inf`.
 lgreco_status lgreco_cuda_bucket_found_inf(struct lgreco_cuda *cuda,
                                            struct lgreco_cuda_bucket *bucket,
                                            float **found_inf);
@@ -263,7 +264,7 @@ lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
                                                size_t values_len);
 
 // Blocking: copies the residuals and the number of steps from another bucket with the same layers to this one, between
-// two steps. It serves to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+// two steps. Use it to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
 // lgreco_cuda.
 //
 // Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
@@ -272,8 +273,8 @@ lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
                                            struct lgreco_cuda_bucket *bucket,
                                            struct lgreco_cuda_bucket *from);
 
-// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may be freed
-// once all work that was enqueued with it is done.
+// Frees a bucket and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. Its memory
+// may be freed once all work that was enqueued with it is done.
 lgreco_status lgreco_cuda_bucket_destroy(struct lgreco_cuda_bucket **bucket);
 
 /* ---- 4. Single payloads ---- */
@@ -291,7 +292,8 @@ typedef struct lgreco_rng_stream {
     uint32_t rank;
 } lgreco_rng_stream;
 
-// Tells the number of payload bytes of a layer under a setting. It does not depend on the values, which are not read.
+// Reports the number of payload bytes of a layer under a setting. It does not depend on the values, which are not
+// read.
 //
 // Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
@@ -326,8 +328,8 @@ lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
                                  size_t values_len);
 
 // Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, so that NCCL can
-// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check tells whether the gradient could be compressed.
-// Work that is enqueued after this call may overwrite the gradient.
+// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check reports whether the gradient could be
+// compressed. Work that is enqueued after this call may overwrite the gradient.
 //
 // Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
 lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
@@ -367,18 +369,18 @@ lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 // Kinds of calls on device memory, as a sum of LGRECO_CUDA_...
 typedef uint32_t lgreco_cuda_calls;
 enum {
-    LGRECO_CUDA_MEASURE = 1,  // lgreco_cuda_measure.
-    LGRECO_CUDA_ENCODE = 2,  // lgreco_cuda_encode.
-    LGRECO_CUDA_DECODE = 4,  // lgreco_cuda_decode.
-    LGRECO_CUDA_ENCODE_TO_DEVICE = 8,  // lgreco_cuda_encode_to_device.
-    LGRECO_CUDA_DECODE_ON_DEVICE = 16,  // lgreco_cuda_decode_on_device.
+    LGRECO_CUDA_MEASURE = 1,  // Calls of lgreco_cuda_measure.
+    LGRECO_CUDA_ENCODE = 2,  // Calls of lgreco_cuda_encode.
+    LGRECO_CUDA_DECODE = 4,  // Calls of lgreco_cuda_decode.
+    LGRECO_CUDA_ENCODE_TO_DEVICE = 8,  // Calls of lgreco_cuda_encode_to_device.
+    LGRECO_CUDA_DECODE_ON_DEVICE = 16,  // Calls of lgreco_cuda_decode_on_device.
 };
 
-// Tells the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
+// Reports the number of bytes of device memory that the handle holds: the workspace of past calls and reserved memory.
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
                                      uint64_t *bytes);
 
-// Tells the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
+// Reports the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
 // `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
 // handle has reserved the memory.
 //
@@ -390,7 +392,7 @@ lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,
                                           lgreco_cuda_calls calls,
                                           uint64_t *bytes);
 
-// Blocking: allocates the memory that lgreco_cuda_workspace_bytes tells, and compiles and loads the kernels. Later
+// Blocking: allocates the memory that lgreco_cuda_workspace_bytes reports, and compiles and loads the kernels. Later
 // `calls` for these layers, under any setting that `options` offer, then allocate nothing on the device and load
 // nothing.
 //

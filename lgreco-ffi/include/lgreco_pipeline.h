@@ -41,7 +41,8 @@ extern "C" {
 #define LGRECO_CUT_SETTING_BYTES 76
 
 // Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
-// Compression at a cut becomes part of the model: save this struct with it. The layout of this struct never changes.
+// Compression at a cut becomes part of the model, so save this struct with the model. The layout of this struct never
+// changes.
 typedef struct lgreco_cut_setting {
     // Written by lgreco_cut_setting_make.
     uint8_t bytes[LGRECO_CUT_SETTING_BYTES];
@@ -111,7 +112,7 @@ lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
 
 /* ---- 3. A training step ---- */
 
-// Stands in place of an id, for a sample that AQ-SGD must not remember.
+// Replaces the id of a sample that AQ-SGD must not remember.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
 // Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
@@ -157,8 +158,8 @@ lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  uint64_t *ticket);
 
 // Downstream: compresses the gradients of a micro-batch into `message`. `ticket` is the micro-batch's number from
-// lgreco_cut_receive; it can be used once. There are as many gradients as activations. Gradients of different
-// micro-batches may be sent in any order.
+// lgreco_cut_receive; it can be used once. The number of gradients equals that of the activations. Gradients of
+// different micro-batches may be sent in any order.
 //
 // Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
 // with LGRECO_OTHER_END for an upstream end.

@@ -28,7 +28,7 @@ extern "C" {
 lgreco_status lgreco_context_create(const char *device,
                                     struct lgreco_context **context);
 
-// Frees a context and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+// Frees a context and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 lgreco_status lgreco_context_destroy(struct lgreco_context **context);
 
 /* ---- 2. Rows of errors; tables and plans as files ---- */
@@ -100,14 +100,15 @@ lgreco_status lgreco_plan_check(const struct lgreco_table_view *table,
 
 /* ---- 3. Compressors: other settings, residuals, saved states, checksums of payloads ---- */
 
-// Tells whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods suit it; QSGD
-// does so only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check
-// without values. Allocates.
+// Checks whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods do, but QSGD
+// only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
+// values. Allocates.
 //
 // QSGD is unbiased and needs no feedback. With few bits or long buckets, its error has a larger norm than its input,
-// so the residual would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged on heavy-tailed
-// values, as lgreco_compressor_create does. If `values` are given, they must be finite, and every method is judged on
-// them; the result may be stricter or more lenient. Without error feedback the values are not judged.
+// so the residual would grow until it overflows. The layer's `values` may be NULL. The call then compresses
+// heavy-tailed values to judge QSGD, as lgreco_compressor_create does. If `values` are given, they must be finite, and
+// the call compresses them to judge any method. The result may then be stricter or more lenient. If the options have
+// no error feedback, the call does not judge the values.
 //
 // Fails with LGRECO_NOT_CONTRACTIVE when the setting does not suit error feedback; the message then has the squared
 // error. Also fails with LGRECO_PARAMETER when the setting does not fit the layer, and with LGRECO_NON_FINITE when a
@@ -199,19 +200,20 @@ lgreco_status lgreco_payload_unseal(const uint8_t *sealed,
 /*
  * ---- 4. A step in parts, for exchanges that go on during the backward pass ----
  *
- * The caller performs the collectives, blocking or not; the controller's callback is never called. Every step:
+ * The caller performs the collectives, blocking or not; the controller's callback is never called. A step makes these
+ * calls:
  *
  *     lgreco_controller_begin_step
- *     lgreco_controller_control, perform what it asks for, until that is LGRECO_REQUEST_NONE
+ *     lgreco_controller_control, then perform the requested collective; repeat until LGRECO_REQUEST_NONE
  *     per bucket, any number at a time, on any threads:
  *         lgreco_bucket_open, lgreco_bucket_submit
- *         lgreco_bucket_next, perform what it asks for, until that is LGRECO_REQUEST_NONE
+ *         lgreco_bucket_next, then perform the requested collective; repeat until LGRECO_REQUEST_NONE
  *         lgreco_bucket_close
  *     lgreco_controller_finish_step
  */
 
-// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of its
-// own shards, at their place in the gradients; the other elements are then unusable.
+// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of
+// its own shards, at the shards' positions in the gradients. The other elements are then unusable.
 //
 // `shards` has world_size numbers per layer, layer after layer: the end of each rank's shard, in elements. The shard of
 // rank r begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of
@@ -228,16 +230,16 @@ lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *cont
                                                const char *const *options,
                                                struct lgreco_controller **controller);
 
-// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node sum
-// their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the workers
-// with the same place in the other nodes. The workers of a node then gather the means. So each byte of a payload
-// passes a node's link once per other node.
+// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node
+// sum their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the
+// workers with the same index within the other nodes. The workers of a node then gather the means. So each byte of a
+// payload passes a node's link once per other node.
 //
 // Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
 // ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket gathers the
 // means in its node. Before it, ranks of a node may have performed different numbers of requests with their peers. So
-// each bucket in flight needs groups of its own. Otherwise the last requests must start in the same order on all
-// ranks, after all buckets have reached them.
+// give each bucket in flight separate groups. Alternatively, start the last requests in the same order on all ranks,
+// after all buckets have reached them.
 //
 // Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH, and for REDUCE_SCATTER_SUM or, if
 // `reduce_dtype` is bfloat16, ALL_TO_ALL. Settings, residuals, metrics and the bytes of reports are those of this
@@ -263,7 +265,7 @@ lgreco_status lgreco_controller_create_on_nodes(const struct lgreco_context *con
                                                 const char *const *options,
                                                 struct lgreco_controller **controller);
 
-// Tells which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
+// Reports which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
 // rank's residual has only these elements. Without lgreco_controller_create_on_nodes, these are all elements.
 //
 // Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
@@ -282,7 +284,7 @@ lgreco_status lgreco_controller_shard(struct lgreco_controller *controller,
 lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
                                            double learning_rate);
 
-// Tells the next collective to perform before buckets may be opened. Call it again after each collective, until the
+// Reports the next collective to perform before buckets may be opened. Call it again after each collective, until the
 // kind is LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the
 // measuring rank measures and plans during a call. Allocates at decisions only.
 //
@@ -310,16 +312,16 @@ lgreco_status lgreco_bucket_open(struct lgreco_controller *controller,
                                  size_t layers_len,
                                  struct lgreco_bucket **bucket);
 
-// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The submitted
-// values of the layer count as zeros. They are replaced by the mean, and the residual stays unchanged. Other ranks may
-// have a gradient for it.
+// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The
+// library treats the submitted values of the layer as zeros and replaces them by the mean. The residual stays
+// unchanged. Other ranks may have a gradient for it.
 //
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
 // bucket.
 lgreco_status lgreco_bucket_withhold(struct lgreco_bucket *bucket,
                                      size_t layer);
 
-// Tells the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
+// Reports the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
 // registered. `index` counts the bucket's collectives from 0. Beyond the last one, the kind is LGRECO_REQUEST_NONE.
 // All pointers are NULL. An exchange that fails asks for fewer collectives.
 //
@@ -336,10 +338,10 @@ lgreco_status lgreco_bucket_round(struct lgreco_bucket *bucket,
 // residuals and compresses. The library keeps the pointers. The gradients must stay in place, and nothing else may use
 // them, until lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 //
-// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. Wrong gradients are
-// not an error of this call, because the other ranks wait for this one. Examples are values that are not finite, and
-// pointers that lgreco_controller_step would refuse. All ranks are told, and lgreco_bucket_next fails on each of them. A
-// trainer that has no gradients calls lgreco_bucket_submit_failure.
+// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. Wrong gradients
+// are not an error of this call, because the other ranks wait for this one. Examples are values that are not finite,
+// and pointers that lgreco_controller_step would refuse. lgreco_bucket_next reports wrong gradients to all ranks, and
+// fails on each. A trainer that has no gradients calls lgreco_bucket_submit_failure.
 lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
                                    void *const *gradients,
                                    size_t gradients_len);
@@ -353,9 +355,9 @@ lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
 
-// Continues the exchange after the previous request was performed, and tells the next collective. LGRECO_REQUEST_NONE
-// means that the gradients are now means. Allocates scratch memory, and with nodes memory for the last collective. If
-// that is missing, it fails with LGRECO_OUT_OF_MEMORY on this rank only.
+// Continues the exchange after the previous request was performed, and returns the next collective in `request`.
+// LGRECO_REQUEST_NONE means that the gradients are now means. Allocates scratch memory and, on nodes, memory for the
+// last collective. If this allocation fails, the call fails with LGRECO_OUT_OF_MEMORY on this rank only.
 //
 // A failure on one rank is a failure on all. The rank at fault gets the code of its error. The others get LGRECO_PEER,
 // with rank and code in the message. The bucket's gradients are then unusable, its residuals and factors are
@@ -369,14 +371,15 @@ lgreco_status lgreco_bucket_submit_failure(struct lgreco_bucket *bucket);
 lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
                                  struct lgreco_request *request);
 
-// Returns a bucket to its controller, at any stage of its exchange, frees it and sets the caller's pointer to NULL. NULL,
-// or a pointer to NULL, does nothing. A collective that still works on the bucket's memory must have ended. If the
-// exchange did not finish, residuals and factors of its layers stay as they were. A bucket from before
-// lgreco_controller_load is only freed. `controller` may be NULL once the bucket's controller is destroyed.
+// Returns a bucket to its controller, at any stage of its exchange, frees it and sets the caller's pointer to NULL.
+// Does nothing for NULL, or for a pointer to NULL. A collective that still works on the bucket's memory must have
+// ended. If the exchange did not finish, residuals and factors of its layers stay as they were. A bucket that was
+// opened before lgreco_controller_load is freed without any other effect. `controller` may be NULL once the bucket's
+// controller is destroyed.
 //
 // If the bucket was in the middle of its exchange, other ranks may have the means. The step's outcome on this rank is
-// then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this one with LGRECO_STEP_ORDER. Neither happens if
-// all ranks exchange the layers again in this step, or abandon it.
+// then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this one with LGRECO_STEP_ORDER. Both are avoided
+// if all ranks exchange the layers again in this step, or abandon the step.
 //
 // Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
 // earlier call on the bucket panicked. The bucket is then freed with its layers' state. Calls on these layers fail
@@ -430,10 +433,10 @@ lgreco_status lgreco_controller_rescale_residuals(struct lgreco_controller *cont
 lgreco_status lgreco_controller_replan(struct lgreco_controller *controller,
                                        uint64_t *due);
 
-// Gives new settings, one per layer, to a controller that was made with settings. All ranks do so between the same two
-// steps. They switch at the next step, or at the end of the warm-up if that is later. With buckets in flight
-// (lgreco_controller_control), they switch a step later. Residuals and factors stay. If ranks give different settings, or
-// only some give any, the step fails with LGRECO_PEER_PLAN on every rank.
+// Gives new settings, one per layer, to a controller that was made with settings. All ranks must make this call
+// between the same two steps. They switch at the next step, or at the end of the warm-up if that is later. With
+// buckets in flight (lgreco_controller_control), they switch a step later. Residuals and factors stay. If ranks give
+// different settings, or only some give any, the step fails with LGRECO_PEER_PLAN on every rank.
 //
 // Fails with LGRECO_NOT_FIXED for a controller that was made without settings, LGRECO_STEP_ORDER while a step is under
 // way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. On
@@ -442,7 +445,7 @@ lgreco_status lgreco_controller_set_settings(struct lgreco_controller *controlle
                                              const struct lgreco_setting *settings,
                                              size_t settings_len);
 
-/* ---- 6. Plans on a thread of their own: the option `lead` ---- */
+/* ---- 6. Plans on a separate thread: the option `lead` ---- */
 
 // The work of a controller's next decision: measuring gradients and planning, which takes seconds for large models. One
 // thread may run it while another takes steps with the controller.
@@ -466,9 +469,9 @@ lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *control
 // with the same code on every rank. Fails with LGRECO_STEP_ORDER when the task was already run.
 lgreco_status lgreco_plan_task_run(struct lgreco_plan_task *task);
 
-// Hands in a task that was run, frees it and sets the caller's pointer to NULL. NULL, or a pointer to NULL, does
-// nothing. A task that is no longer needed is freed without any other effect. This happens when a saved state was
-// loaded, or when a fall of the learning rate made the decision instead.
+// Hands in a task that was run, frees it and sets the caller's pointer to NULL. Does nothing for NULL, or for a
+// pointer to NULL. A task that is no longer needed is freed without any other effect. This happens when a saved state
+// was loaded, or when a fall of the learning rate made the decision instead.
 //
 // Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
 // running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
@@ -476,8 +479,8 @@ lgreco_status lgreco_plan_task_run(struct lgreco_plan_task *task);
 lgreco_status lgreco_controller_hand_in(struct lgreco_controller *controller,
                                         struct lgreco_plan_task **task);
 
-// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. The task can be taken
-// again.
+// Frees a task and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. The task can be
+// taken again.
 lgreco_status lgreco_plan_task_destroy(struct lgreco_plan_task **task);
 
 /* ---- 7. Inspection of a controller ---- */
@@ -555,13 +558,13 @@ typedef struct lgreco_decision {
     lgreco_cause cause;
     // 1 when sizes are picoseconds, 0 when they are bits.
     uint32_t in_picoseconds;
-    // 1 when the policy made a plan, else 0; the fields below are then 0.
+    // 1 when the policy made a plan, else 0. If it is 0, so are all fields below.
     uint32_t planned;
     // 1 when the plan is proved optimal, else 0.
     uint32_t proven;
     // Total size of the layers that may be compressed, in picoseconds if `in_picoseconds` is 1, otherwise in bits.
     uint64_t size;
-    // LGRECO_LIMIT_ERROR: a lower bound of the size of all plans within the budget. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_ERROR, a lower bound of the size of all plans within the budget; otherwise 0.
     uint64_t lower_bound;
     // Size of the same layers under the default settings, from which the budget is derived.
     uint64_t default_size;
@@ -569,7 +572,7 @@ typedef struct lgreco_decision {
     uint64_t uncompressed_size;
     // Total error of the plan.
     double error;
-    // LGRECO_LIMIT_ERROR: the error budget of the plan. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     double budget;
     // Number of layers that are sent uncompressed because that is faster.
     uint32_t slower;
@@ -577,11 +580,11 @@ typedef struct lgreco_decision {
     uint32_t not_contractive;
     // The kind of limit that the plan keeps.
     lgreco_limit limit;
-    // With the objective seconds: number of layers that are compressed. Otherwise 0.
+    // With the objective seconds, the number of layers that are compressed; otherwise 0.
     uint32_t compressed;
-    // LGRECO_LIMIT_SIZE: the largest size that the plan may have, in the unit of `size`. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_SIZE, the largest size that the plan may have, in the unit of `size`; otherwise 0.
     uint64_t size_limit;
-    // LGRECO_LIMIT_SIZE: a lower bound of the error of all plans within the size limit. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; otherwise 0.
     double error_lower_bound;
     // Measured seconds of a step's exchange, including compression, on the slowest rank: the median since the previous
     // decision. This field and all below are 0 unless the objective is seconds.
@@ -607,8 +610,8 @@ typedef struct lgreco_decision {
 lgreco_status lgreco_controller_decision(struct lgreco_controller *controller,
                                          struct lgreco_decision *decision);
 
-// Tells the number of steps taken, including skipped ones, and in how many of them some rank's gradient was not
-// finite.
+// Reports the number of steps taken, including skipped ones, and the number of steps in which some rank's gradient was
+// not finite.
 lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
                                       uint64_t *steps,
                                       uint64_t *non_finite);
@@ -631,7 +634,7 @@ typedef struct lgreco_memory_use {
 } lgreco_memory_use;
 #define LGRECO_MEMORY_USE_INIT {LGRECO_SIZE_OF(lgreco_memory_use), 0, 0, 0, 0, 0}
 
-// Tells how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
+// Reports how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
 // decision, or the search's default before the first one. At most `at_once` buckets of `bucket_bytes` each are in flight.
 // lgreco_controller_step has one in flight. If `bucket_bytes` is 0, it means the size in the options.
 lgreco_status lgreco_controller_memory(struct lgreco_controller *controller,
@@ -697,7 +700,7 @@ typedef struct lgreco_loaded {
     const char *const *extra;
     // Length of `extra`.
     size_t extra_len;
-    // Layers whose shape or element type differs from the state. They count as missing and as extra.
+    // Layers whose shape or element type differs from the state. They are treated as missing and as extra.
     const char *const *misshaped;
     // Length of `misshaped`.
     size_t misshaped_len;
@@ -719,7 +722,7 @@ typedef struct lgreco_loaded {
 // To resume, give this rank's state as `plan` and as the residuals: the run continues bit for bit. With fewer workers,
 // add the states of the ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals.
 // After the death of a rank, all give the same surviving rank's state as `plan`, with their own residuals. The rank
-// that replaces it gives the last state that the dead rank saved.
+// that replaces the dead one gives, as residuals, the last state that the dead rank saved.
 //
 // A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
 //

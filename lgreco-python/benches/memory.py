@@ -13,6 +13,7 @@ The table has these columns:
   plan is made;
 - the memory in excess of training without compression (its largest measurement), and the prediction of ``memory()``, both in
   multiples of the f32 gradients.
+
 Needs 12 GB of memory, with --large 24 GB.
 """
 

@@ -36,8 +36,8 @@ pub struct lgreco_plan_view {
     pub options: *const u32,
     /// Total bits of the chosen options.
     pub size: u64,
-    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget; otherwise
-    /// 0. If `size` equals it, the plan is proved optimal.
+    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget; if `size`
+    /// equals this bound, the plan is proved optimal. Otherwise 0.
     pub lower_bound: u64,
     /// Total error of the chosen options.
     pub error: f64,
@@ -51,8 +51,8 @@ pub struct lgreco_plan_view {
     pub limit: lgreco_limit,
     /// If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     pub size_limit: u64,
-    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; otherwise 0. If
-    /// `error` is within 2^-40 of it, the solver's resolution of errors, the plan is proved optimal.
+    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; if `error` is
+    /// within 2^-40 of this bound, the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
     pub error_lower_bound: f64,
 }
 

@@ -46,7 +46,7 @@ class LoadedWeights:
     """The weights and the state that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
 
     def __init__(self, group: dist.ProcessGroup, index: int) -> None:
-        """All fragments use the same ``group`` to compare. So ranks also notice if different fragments have their turn.
+        """All fragments use the same ``group`` to compare. So ranks also notice if they are not at the same fragment.
         ``index`` is the number of the fragment."""
         self._group, self._index = group, index
         self._loaded: dict[int | str, str] = {}
