@@ -51,7 +51,7 @@ impl Early {
         Layer::convolutions(&[1, 16, 32], 0, parameters).map(Early)
     }
 
-    /// Features of `images` (batch × 1 × 8 × 8): batch × 32 × 4 × 4.
+    /// Maps images (batch × 1 × 8 × 8) to features (batch × 32 × 4 × 4).
     pub fn features(&self, images: &Tensor) -> Result<Tensor> {
         self.0.iter().try_fold(images.clone(), |x, layer| layer.convolve(&x))?.avg_pool2d(2)
     }
@@ -64,7 +64,7 @@ impl Late {
         Ok(Late { convolutions, output: Layer::new("output", &[10, 64], parameters)? })
     }
 
-    /// Scores of the ten digits, batch × 10.
+    /// Maps features (batch × 32 × 4 × 4) to scores of the ten digits (batch × 10).
     pub fn scores(&self, features: &Tensor) -> Result<Tensor> {
         let x = self.convolutions.iter().try_fold(features.clone(), |x, layer| layer.convolve(&x))?;
         x.mean((2, 3))?.matmul(&self.output.weight.t()?)?.broadcast_add(&self.output.bias)
@@ -77,7 +77,7 @@ impl Convnet {
         Ok(Convnet { early: Early::new(parameters)?, late: Late::new(parameters)? })
     }
 
-    /// Scores of the ten digits for each of `images` (batch × 1 × 8 × 8): batch × 10.
+    /// Maps images (batch × 1 × 8 × 8) to scores of the ten digits (batch × 10).
     pub fn scores(&self, images: &Tensor) -> Result<Tensor> {
         self.late.scores(&self.early.features(images)?)
     }

@@ -53,7 +53,8 @@ pub(crate) struct Launch<'a> {
 }
 
 /// A device with one stream: enqueued work happens in the order of the calls. Any call may return an error of earlier
-/// work.
+/// work. In the comments, "Enqueued:" means that the work may still be running when the call returns, and "Done:" that
+/// it is complete.
 pub(crate) trait Device: Send {
     /// `Err` while memory cannot be freed, because the stream is being captured.
     fn may_free(&self) -> Result<()> {

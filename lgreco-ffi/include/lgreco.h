@@ -153,7 +153,9 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_LAYER_MISMATCH = 100,  // A layer, gradient or bucket does not match the layers of the controller.
     LGRECO_NON_FINITE_GRADIENT = 101,  // A layer's gradient holds NaN or infinity.
     LGRECO_IN_FLIGHT = 102,  // A layer is in a bucket that is being exchanged.
-    LGRECO_STEP_ORDER = 103,  // The call is not allowed at this point of the step, for instance before it has begun, or twice.
+    // The call is not allowed at this point of the step. For instance, no step has begun, or gradients were already
+    // submitted.
+    LGRECO_STEP_ORDER = 103,
     LGRECO_NOT_FIXED = 104,  // The call gives settings to a controller that was made without settings.
     LGRECO_OUT_OF_STEP = 120,  // The message is not the one that comes next at this end of the cut.
     LGRECO_SAMPLE_OUT_OF_STEP = 121,  // The two ends of a cut have different memories of a sample.
@@ -686,9 +688,10 @@ LGRECO_ENUM(lgreco_outcome) {
     // Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
     // step with buckets in flight, the gradients of the affected buckets are NaN.
     LGRECO_OUTCOME_PASSED_THROUGH = 2,
-    // After a step with buckets in flight, the exchange of some bucket failed on every rank, and its gradients are
-    // unusable. It may have failed on this rank only: if a mean does not fit its shard (LGRECO_ELEMENT_OVERFLOW), or if the
-    // bucket was closed in the middle of its exchange. The next bucket or step then fails on all ranks.
+    // After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually it
+    // failed on every rank. Some failures affect this rank only: for instance, a mean is too large for its shard's element
+    // type (LGRECO_ELEMENT_OVERFLOW), or the bucket was closed during its exchange. The next bucket or step then fails on
+    // all ranks.
     LGRECO_OUTCOME_FAILED = 3,
 };
 

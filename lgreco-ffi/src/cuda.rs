@@ -87,7 +87,7 @@ pub(crate) struct Outcome {
 }
 
 /// A bucket on a device. Every call also takes that device. Safety of the unsafe calls: the bucket was made on this
-/// device, and addresses are as README.md requires of device pointers.
+/// device, and addresses are as lgreco-ffi/README.md requires of device pointers.
 pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()>;
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>>;
@@ -102,7 +102,8 @@ pub(crate) trait OnDeviceBucket: Any {
     fn found_inf(&self) -> u64;
 }
 
-/// A device with a stream. Safety of the unsafe calls: addresses are as README.md requires of device pointers.
+/// A device with a stream. Safety of the unsafe calls: addresses are as lgreco-ffi/README.md requires of device
+/// pointers.
 pub(crate) trait OnDevice: Any {
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<()>;

@@ -201,7 +201,8 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
     })
 }
 
-/// Like [`create`], in a call on another handle. If `make` returns `None`, `place` holds NULL.
+/// Like [`create`], but `make` uses the state of the existing handle `pointer`, which is locked during the call. If
+/// `make` returns `None`, `place` holds NULL.
 ///
 /// # Safety
 /// `pointer` meets the requirements of [`call`], and `place` those of [`create`].

@@ -1,6 +1,7 @@
-//! The C API of lgreco. The headers in `include` are its manual; `README.md` states the rules for every call. This page
-//! is for those who change the code. The declarations and comments of `include/*.h` come from this source. Their order,
-//! and the text between them, come from `headers/*.h.in`. The C++ headers are written by hand.
+//! The C API of lgreco. The headers in `include` are its manual; `lgreco-ffi/README.md` summarises the rules for every
+//! call, and `docs/src/reference/c-contract.md` states them. This page is for those who change the code. The
+//! declarations and comments of `include/*.h` come from this source. Their order, and the text between them, come from
+//! `headers/*.h.in`. The C++ headers are written by hand.
 //!
 //! | module | holds |
 //! |---|---|
@@ -33,8 +34,8 @@
 //! never creates a handle for these calls, so each of them refuses its handle argument first.
 //!
 //! `unsafe` blocks appear only in `handle`, `pointers`, `structs`, `api` and `cuda`, and in `sequences`, which calls
-//! `api` for tests. The exported functions require the same of their callers as `README.md`. Pointers are null or valid
-//! as the header says; handles are null or live.
+//! `api` for tests. The exported functions require the same of their callers as `lgreco-ffi/README.md`. Pointers are
+//! null or valid as the header says; handles are null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "documentation is the header's, where brackets index arrays")]
 #![allow(clippy::missing_safety_doc, reason = "one contract holds for every function: README.md")]

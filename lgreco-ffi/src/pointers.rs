@@ -213,7 +213,7 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
 /// name of the argument with the bytes, for messages.
 ///
 /// # Safety
-/// Pointers are as README.md requires; `'a` ends within the call.
+/// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
 pub(crate) unsafe fn encoded<'a>(
     what: &'static str,
     (bytes, length): (*const u8, usize),

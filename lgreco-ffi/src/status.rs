@@ -94,7 +94,8 @@ pub const LGRECO_LAYER_MISMATCH: lgreco_status = 100;
 pub const LGRECO_NON_FINITE_GRADIENT: lgreco_status = 101;
 /// A layer is in a bucket that is being exchanged.
 pub const LGRECO_IN_FLIGHT: lgreco_status = 102;
-/// The call is not allowed at this point of the step, for instance before it has begun, or twice.
+/// The call is not allowed at this point of the step. For instance, no step has begun, or gradients were already
+/// submitted.
 pub const LGRECO_STEP_ORDER: lgreco_status = 103;
 /// The call gives settings to a controller that was made without settings.
 pub const LGRECO_NOT_FIXED: lgreco_status = 104;

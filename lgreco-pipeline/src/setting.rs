@@ -73,7 +73,7 @@ pub enum LinkMemory {
         /// Maximum number of samples in memory, at least 1. If this number is exceeded, the least recently updated
         /// sample is evicted.
         capacity: u32,
-        /// How the rows are stored.
+        /// Number format of each sample's stored activations.
         storage: RowStorage,
     },
 }
@@ -83,7 +83,7 @@ pub enum LinkMemory {
 /// ```
 /// use lgreco_pipeline::{Codec, CutSetting, Link, LinkMemory};
 /// use lgreco_pipeline::gradient::Dtype;
-/// // A tenth of the activations, and gradients at the same places.
+/// // A tenth of the activations, and gradients at the same positions.
 /// let forward = Codec::top_k(0.1, 1000, Dtype::Bf16)?;
 /// let backward = Codec::SharedIndex { keep: 100, values: Dtype::Bf16 };
 /// let [forward, backward] = [forward, backward].map(|codec| Link { codec, memory: LinkMemory::None });

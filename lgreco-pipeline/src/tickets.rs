@@ -69,7 +69,7 @@ impl Tickets {
         Ok(())
     }
 
-    /// Shape and indices of a micro-batch in flight.
+    /// Returns the shape of a micro-batch in flight, and the TopK indices of its samples.
     pub(super) fn get(&self, number: u64, features: usize) -> Result<(Shape, &[u8]), Error> {
         let place = self.places.iter().find(|place| place.number == Some(number));
         let place = place.ok_or(Error::NotInFlight { ticket: number })?;

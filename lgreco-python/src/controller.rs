@@ -301,7 +301,7 @@ impl Controller {
         self.attempt(py, |controller| controller.external().note_exchanged(&layers))
     }
 
-    /// Says whether, from the next step on, exchange times come from `record_exchange` instead of the controller's clock.
+    /// Sets whether exchange times come from `record_exchange` or from the controller's clock, from the next step on.
     fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
         self.attempt(py, |controller| controller.external().meter_elsewhere(elsewhere))
     }

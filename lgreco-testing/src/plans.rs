@@ -117,7 +117,7 @@ pub fn check_dp(instance: &Instance, levels: u32) {
 }
 
 /// Checks [`dp`] against [`textbook`]. `layers` holds sizes, and costs in cells. Sizes are multiplied by `unit`; the
-/// budget is `levels` cells of 0.375. Then it repeats the check with sizes and errors exchanged.
+/// budget is `levels` cells of 0.375. Then it repeats the check with sizes and errors swapped.
 pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, unit: u64) {
     let cell = 0.375;
     let choices: Vec<_> = layers

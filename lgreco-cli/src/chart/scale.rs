@@ -31,7 +31,7 @@ impl Scale {
         Scale { low, high, log: true, first, last }
     }
 
-    /// The pixel of a value. A value outside the axis gets the pixel of the nearer end.
+    /// Pixel coordinate of a value. A value outside the axis gets the coordinate of the nearer end.
     pub fn at(&self, value: f64) -> f64 {
         let value = value.clamp(self.low, self.high);
         let part = if self.log {

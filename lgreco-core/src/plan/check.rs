@@ -134,8 +134,8 @@ impl ExactSum {
         let lead = self.0.iter().position(|&word| word > 0).unwrap_or(WORDS - 1);
         let kept = (lead + 3).min(WORDS);
         let value = self.0[lead..kept].iter().fold(0.0, fold);
-        // Multiplies by 2^(64·dropped words − 1074), in steps of at most 2^512 or at least 2^-512, so that no
-        // intermediate value overflows or underflows.
+        // Multiplies by 2^(64·dropped words − 1074), in several steps. Each factor is between 2^-512 and 2^512, so that
+        // no intermediate value overflows or underflows.
         let mut exponent = 64 * (WORDS - kept) as i32 - 1074;
         let mut value = value;
         while exponent != 0 {

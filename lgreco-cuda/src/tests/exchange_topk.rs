@@ -211,8 +211,8 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         let culprit = random.word(0) as usize % 2;
         let number = random.word(2) as usize % layers.len();
         for flip in 0..1 + random.word(1) as u64 % 3 {
-            // All changes are in one payload. So two of them can move a 1 bit of the positions, which keeps the number
-            // of positions.
+            // All changes are in one payload. So two changes can clear one bit of the coded positions and set another.
+            // The number of positions then stays right.
             let within = random.word(3 + flip) as usize;
             let (at, len) = place_of(&layers, number);
             bytes[apart * culprit + at + within / 8 % len] ^= 1 << (within % 8);

@@ -140,7 +140,8 @@ fn counting() -> Option<CudaBackend> {
 const COUNT: usize = 100_003;
 /// Average number of additional reads per value: a sixteenth for the sample, and repeated reads of gathered values.
 const FEW: f64 = 1.0 / 16.0 + 0.15;
-/// Average number of reads per value for the sample, if the values of the layer are not gathered.
+/// Accepted reads of the sample (at most 65,536 values), per value of the layer. For layers without memory for gathered
+/// values.
 const SAMPLE: f64 = 65_537.0 / COUNT as f64;
 
 fn top(keep: usize, values: Dtype) -> Setting {

@@ -198,7 +198,7 @@ pub unsafe extern "C" fn lgreco_feedback_check(
 /// Frees a compressor and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_compressor) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(compressor) }
 }
 

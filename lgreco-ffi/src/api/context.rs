@@ -60,6 +60,6 @@ pub unsafe extern "C" fn lgreco_context_create(
 /// Frees a context and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_destroy(context: *mut *mut lgreco_context) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(context) }
 }

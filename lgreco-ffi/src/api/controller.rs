@@ -88,9 +88,10 @@ pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
 /// Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
 /// step with buckets in flight, the gradients of the affected buckets are NaN.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
-/// After a step with buckets in flight, the exchange of some bucket failed on every rank, and its gradients are
-/// unusable. It may have failed on this rank only: if a mean does not fit its shard (LGRECO_ELEMENT_OVERFLOW), or if the
-/// bucket was closed in the middle of its exchange. The next bucket or step then fails on all ranks.
+/// After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually it
+/// failed on every rank. Some failures affect this rank only: for instance, a mean is too large for its shard's element
+/// type (LGRECO_ELEMENT_OVERFLOW), or the bucket was closed during its exchange. The next bucket or step then fails on
+/// all ranks.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
 /// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too:
@@ -164,7 +165,7 @@ pub unsafe extern "C" fn lgreco_controller_shard(
 /// Frees a controller and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_controller) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(controller) }
 }
 

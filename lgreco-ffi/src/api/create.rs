@@ -40,7 +40,8 @@ enum Shares {
 
 impl Given {
     /// # Safety
-    /// Handles and pointers are as README.md requires, `shares` as lgreco_controller_create_sharded requires.
+    /// Handles and pointers are as lgreco-ffi/README.md requires, `shares` as lgreco_controller_create_sharded
+    /// requires.
     unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
         // SAFETY: this function's caller makes the same promise, here and below.

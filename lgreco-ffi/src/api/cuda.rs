@@ -41,7 +41,7 @@ pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
 /// nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(cuda) }
 }
 

@@ -77,7 +77,7 @@ fn to_request(collective: Option<Collective>) -> lgreco_request {
 sized_struct!("cuda outcome", lgreco_cuda_outcome { rank: LGRECO_NO_RANK });
 
 /// # Safety
-/// Pointers are as README.md requires.
+/// Pointers are as lgreco-ffi/README.md requires.
 unsafe fn read(
     layers: *const lgreco_layer,
     settings: *const lgreco_setting,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
 /// may be freed once all work that was enqueued with it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cuda_bucket) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(bucket) }
 }
 

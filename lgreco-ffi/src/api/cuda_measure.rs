@@ -19,7 +19,7 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     /// # Safety
-    /// Pointers are as README.md requires; `'a` ends within the call.
+    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
     unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>> {
         // SAFETY: this function's caller makes the same promise.
         unsafe {
@@ -32,7 +32,7 @@ impl<'a> Model<'a> {
     /// Returns the candidates that `options` offer to the layers.
     ///
     /// # Safety
-    /// Pointers are as README.md requires.
+    /// Pointers are as lgreco-ffi/README.md requires.
     unsafe fn offer(&self, options: *const *const c_char) -> Result<Offer<'a>> {
         // SAFETY: this function's caller makes the same promise.
         let options = unsafe { options::read::<SearchOptions>(options) }?;
@@ -97,7 +97,7 @@ struct Unit {
 /// placeholder instead of the gradients' addresses.
 ///
 /// # Safety
-/// Pointers are as README.md requires.
+/// Pointers are as lgreco-ffi/README.md requires.
 unsafe fn without_values(
     cuda: &mut Box<dyn OnDevice>,
     layers: *const lgreco_layer,

@@ -36,7 +36,7 @@ struct Encoded<'a> {
 
 impl<'a> Encoded<'a> {
     /// # Safety
-    /// Pointers are as README.md requires; `'a` ends within the call.
+    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
     unsafe fn read(
         layer: *const lgreco_layer,
         setting: *const c_char,

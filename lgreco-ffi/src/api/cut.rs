@@ -87,7 +87,7 @@ pub unsafe extern "C" fn lgreco_cut_create(
 /// Frees an end and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_destroy(cut: *mut *mut lgreco_cut) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(cut) }
 }
 

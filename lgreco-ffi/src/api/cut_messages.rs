@@ -36,7 +36,7 @@ impl CutState {
     /// ids.
     ///
     /// # Safety
-    /// Pointers are as README.md requires; `'a` ends within the call.
+    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
     unsafe fn batch<'a>(
         &mut self,
         (values, code, samples): (*const c_void, lgreco_dtype, usize),

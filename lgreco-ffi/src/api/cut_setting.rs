@@ -30,7 +30,7 @@ impl Default for lgreco_cut_setting {
 /// Reads the setting from the caller's struct.
 ///
 /// # Safety
-/// Pointers are as README.md requires.
+/// Pointers are as lgreco-ffi/README.md requires.
 pub(super) unsafe fn read_cut_setting(setting: *const lgreco_cut_setting, what: &'static str) -> Result<CutSetting> {
     // SAFETY: this function's caller makes the same promise.
     let setting = unsafe { slice(setting, 1, what) }?;

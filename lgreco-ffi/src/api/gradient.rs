@@ -49,7 +49,7 @@ impl lgreco_layer {
     /// Reads the layer's name, dimensions and type. Failures that occur after the name was read contain it.
     ///
     /// # Safety
-    /// Pointers are as README.md requires; `'a` ends within the call.
+    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
     pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>> {
         // SAFETY: this function's caller makes the same promise.
         let (name, dims) =
@@ -155,7 +155,7 @@ impl Gradients {
     /// Returns the caller's pointers as a slice; `Err` unless there is one per layer.
     ///
     /// # Safety
-    /// Pointers are as README.md requires.
+    /// Pointers are as lgreco-ffi/README.md requires.
     pub(super) unsafe fn pointers<'a>(&self, pointers: *const *mut c_void, len: usize) -> Result<&'a [*mut c_void]> {
         exactly(self.layers.len(), len, "gradients, one per layer")?;
         // SAFETY: this function's caller makes the same promise.

@@ -7,8 +7,8 @@
 /// Runs a closure on the state of the function's handle.
 macro_rules! call {
     ($handle:expr, $body:expr) => {
-        // SAFETY: the caller of an exported function promises what README.md demands of handles, pointers and device
-        // memory.
+        // SAFETY: the caller of an exported function promises what lgreco-ffi/README.md demands of handles, pointers
+        // and device memory.
         unsafe { $crate::handle::call($handle, $body) }
     };
 }

@@ -179,7 +179,7 @@ pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lg
 /// Frees a plan and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_destroy(plan: *mut *mut lgreco_plan) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(plan) }
 }
 

@@ -108,7 +108,7 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
 /// taken again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_task) -> lgreco_status {
-    // SAFETY: the caller promises a handle as README.md requires.
+    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
     unsafe { handle::destroy(task) }
 }
 

@@ -51,7 +51,7 @@ pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety
-/// Pointers are as README.md requires.
+/// Pointers are as lgreco-ffi/README.md requires.
 unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<()> {
     let fill = |to: &mut [u8]| {
         to.copy_from_slice(bytes);
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn lgreco_controller_load_parts(
 const RESIDUALS: [&str; 3] = ["residuals", "residual_lens", "a residual"];
 
 /// # Safety
-/// Pointers are as README.md requires.
+/// Pointers are as lgreco-ffi/README.md requires.
 unsafe fn states<'a>(
     pointers: *const *const u8,
     lens: *const usize,

@@ -87,7 +87,7 @@ unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> 
 
 impl<'a> TableView<'a> {
     /// # Safety
-    /// Pointers are as README.md requires; `'a` ends within the call.
+    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
     pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self> {
         // SAFETY: this function's caller makes the same promise; lgreco_choice has the layout of Choice.
         unsafe {
@@ -115,7 +115,7 @@ impl<'a> TableView<'a> {
         let start = |layer: usize| if layer == 0 { Some(0) } else { self.ends.get(layer - 1).copied() };
         let name = |names: Option<&[*const c_char]>, index: usize| {
             let name = *names?.get(index)?;
-            // SAFETY: README.md requires that the caller's names are NULL or text.
+            // SAFETY: lgreco-ffi/README.md requires that the caller's names are NULL or text.
             unsafe { text(name, "name") }.ok().map(str::to_owned)
         };
         let layer = error.layer().and_then(|layer| name(self.names, layer));
@@ -125,7 +125,7 @@ impl<'a> TableView<'a> {
     }
 
     /// # Safety
-    /// Pointers are as README.md requires.
+    /// Pointers are as lgreco-ffi/README.md requires.
     pub(super) unsafe fn to_named_table(&self) -> Result<NamedTable> {
         let named = |names: Option<&[*const c_char]>, index: usize, number: usize, what| match names {
             // SAFETY: this function's caller makes the same promise.
@@ -184,7 +184,7 @@ impl<'a> TableView<'a> {
     /// Returns the table with names if it has groups or fixed options, else `None`.
     ///
     /// # Safety
-    /// Pointers are as README.md requires.
+    /// Pointers are as lgreco-ffi/README.md requires.
     pub(crate) unsafe fn constrained(&self) -> Result<Option<NamedTable>> {
         // SAFETY: this function's caller makes the same promise.
         let table = || unsafe { self.to_named_table() };

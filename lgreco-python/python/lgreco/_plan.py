@@ -118,7 +118,7 @@ class Plan:
         bars(path, title, [name for name, *_ in rows], [label for _, label, *_ in rows], columns)
 
     def html(self) -> str:
-        """A page about the plan for a browser, as one file of HTML that loads nothing else.
+        """Returns an HTML page about the plan: one file that loads nothing else.
 
         It shows the settings over the model's depth, and a table of layers that can be sorted. It also shows the size-error
         frontier, with the uniform setting and the plan. If the plan was loaded or unpickled, frontier and relative errors are

@@ -276,7 +276,8 @@ impl Controller {
         Ok(self.control.stage)
     }
 
-    /// Makes all ranks exchange all fields, because `rank` differs from rank 0.
+    /// Makes all ranks exchange everything that must agree at this step (`fields`), because the fingerprint of `rank` differs from
+    /// rank 0's. The error then names the first difference.
     fn compare(&mut self, rank: u32) -> Result<Stage, Error> {
         self.control.plan = agreement::put_fields(self.rank, self.world, &self.fields())?;
         self.control.differs = rank;

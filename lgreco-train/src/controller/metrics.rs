@@ -72,7 +72,8 @@ pub enum Outcome {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seconds {
-    /// Seconds of checking gradients and waiting for other ranks; at a decision, also of measuring, planning and switching.
+    /// Seconds of checking gradients and waiting for other ranks; at a decision, also of measuring, planning and switching
+    /// settings.
     pub planning: f64,
     /// Seconds of compressing and exchanging.
     pub exchange: f64,

@@ -58,7 +58,7 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 ///
 /// # Source
 /// CGX (Middleware 2022), the authors' development code. Deviations: this function takes the logarithm of the sizes,
-/// and its starts are deterministic. It also keeps a budget; CGX's k-means has none.
+/// and its starts are deterministic. It also stays within a budget; CGX's k-means has none.
 pub fn kmeans(
     table: &Table,
     limit: impl Into<Limit>,

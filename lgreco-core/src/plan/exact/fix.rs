@@ -1,4 +1,4 @@
-//! Reduced-cost fixing: drops the options that no plan better than the best known one can contain.
+//! Reduced-cost fixing: drops an option if no plan with this option can be better than the best known plan.
 
 use super::relax::Multiplier;
 use super::rows::{Item, Span};

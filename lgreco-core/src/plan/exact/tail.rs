@@ -27,7 +27,7 @@ pub(super) fn steps(options: usize) -> usize {
     options.min(STEPS)
 }
 
-/// Saved objective and coarse units of an edge: its slope as a fraction.
+/// The slope of a hull edge, as a fraction: the objective that the edge saves, over the coarse units that it costs.
 type Slope = (u64, u64);
 
 /// The layers that a list's partial plans do not contain yet. Each layer starts at its base item. Steps lead from the

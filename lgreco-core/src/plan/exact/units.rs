@@ -3,7 +3,7 @@
 use crate::plan::{Limit, goal::parts};
 use crate::table::Choice;
 
-/// Number of bits of the limit in units.
+/// The limit is converted to an integer of this many bits.
 const BITS: i32 = 120;
 
 /// Rounding of bits below 2^-120 of the budget. Errors of ordinary magnitude have no such bits, and sizes never have

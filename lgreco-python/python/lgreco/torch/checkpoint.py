@@ -92,7 +92,8 @@ class Checkpointed(Generic[Told]):
         without residuals. If ranks exchange in several groups, as with ``replicate_group``, the ranks must be the same as before.
         Files that an earlier, larger run has left are ignored.
 
-        Raises LgrecoError with the folder or the file if one is missing, damaged, of another kind, or of another step than the others.
+        Raises LgrecoError if a file is damaged or was not written by ``save``, or if the folder has no complete set of files of one
+        step. The error names the file or the folder.
         On failure, nothing has changed.
         """
         folder = pathlib.Path(folder)

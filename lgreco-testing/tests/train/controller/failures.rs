@@ -147,7 +147,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
     assert_eq!(results[1], [fine, fine, fine, (Err(Error::Peer { rank: 0, code: 5 }), true), fine]);
 }
 
-/// The mean exceeds f16 on all ranks.
+/// The mean exceeds the largest f16 value on all ranks.
 #[test]
 fn a_mean_that_does_not_fit_its_layer_is_an_error() {
     use lgreco_train::gradient::{Element, F16};

@@ -74,7 +74,8 @@ fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
 }
 
 /// Results of rank 0 and rank 1 in three steps with a bucket. In the first step, the bucket is new, and the mean of
-/// rank 1's shard exceeds f16. If `given`, all ranks have been given other settings before the first step.
+/// rank 1's shard exceeds the largest f16 value. If `given`, all ranks have been given other settings before the first
+/// step.
 fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Outcome, Error>; 3]> {
     let top = |keep| Policy::Fixed(vec![Setting::TopK(TopK { keep, values: Dtype::F32 })]);
     threads::run(2, |mut worker| {

@@ -74,7 +74,8 @@ fn one_round_per_bucket_unless_there_are_factors_or_lengths_vary() {
     assert_eq!(rounds(adacomp(9)), [Round::AllGather { bytes: 24 }, whole]);
 }
 
-/// The program returns the pieces that a space encodes.
+/// `Program::pieces` returns the compressed pieces of each owner: the layer's index in the bucket, the range and the
+/// setting. It leaves out dense layers and empty pieces.
 #[test]
 fn pieces_are_told() {
     let moment =
@@ -133,7 +134,8 @@ fn a_shard_that_overflows_is_told_next() {
     }
 }
 
-/// The results of two ranks if the mean of rank 1's shard exceeds f16. The bucket also has a dense layer.
+/// The results of two ranks if the mean of rank 1's shard exceeds the largest f16 value. The bucket also has a dense
+/// layer.
 fn with_a_shard_that_leaves_f16(setting: Setting) -> Vec<Result<(), Error>> {
     use lgreco_train::gradient::{Element, F16};
     let shape = shape(6, 4);

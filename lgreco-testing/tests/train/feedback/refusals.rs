@@ -38,7 +38,7 @@ fn overflow_changes_nothing() {
     let mut worker = Worker::new(rule, top(1), shape, Stream::default()).unwrap();
     let error = worker.step(&gradient(&[f32::MAX, 1.0, 3.3996e38], shape)).err();
     assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))));
-    // An uncompressed f16 gradient exceeds f16 when the residual is added.
+    // An uncompressed f16 gradient exceeds the largest f16 value when the residual is added.
     let classic = Residual::CLASSIC;
     let mut worker = Worker::new(classic, Setting::Dense, shape, Stream::default()).unwrap();
     worker.memory.set(&[0.0, 65000.0, 0.0], Stream::default()).unwrap();

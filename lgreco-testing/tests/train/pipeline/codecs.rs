@@ -203,7 +203,7 @@ fn sixteen_bit_values_are_rounded_to_nearest() {
     assert_eq!(round_trip(Codec::Dense { values: Dtype::F16 }, &values, 10), halves);
     assert_eq!(round_trip(Codec::Dense { values: Dtype::Bf16 }, &values, 10), brains);
     assert_eq!(round_trip(Codec::TopK { keep: 10, values: Dtype::Bf16 }, &values, 10), brains);
-    // The error for a value that exceeds f16 names its position in the batch.
+    // The error for a value that exceeds the largest f16 value names its position in the batch.
     for codec in [Codec::Dense { values: Dtype::F16 }, Codec::TopK { keep: 1, values: Dtype::F16 }] {
         let found = encode(codec, &[1.0, 2.0, 3.0, 4.0, 70000.0, 5.0], 3);
         assert_eq!(found, Err(Error::Core(CoreError::ElementOverflow { index: 4, value: 70000.0 })));

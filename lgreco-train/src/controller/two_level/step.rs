@@ -250,7 +250,7 @@ impl TwoLevel {
     ) -> Error {
         // The other ranks compare their options again, too.
         self.met = false;
-        // The place that the groups report may differ from the controller's place.
+        // The groups may have other sizes or another rank number than the controller's topology.
         let place = Topology::of(node, peers);
         let per_node = agreement::believed(place.per_node, self.topology.per_node);
         let nodes = agreement::believed(place.nodes, self.topology.nodes);
