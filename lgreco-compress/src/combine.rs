@@ -20,7 +20,7 @@ impl Combine {
         }
     }
 
-    /// Combines one decoded value into `place`.
+    /// Adds a decoded value to `place`, or subtracts it.
     #[inline(always)]
     pub(super) fn put(self, place: &mut f32, value: f32) {
         match self {

@@ -14,7 +14,7 @@ pub const SEAL_LEN: usize = checksum::LEN;
 /// ```
 /// use lgreco_core::Error;
 /// use lgreco_compress::{SEAL_LEN, seal, unseal};
-/// let mut message = [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]; // a payload of 3 bytes, and room for the checksum
+/// let mut message = [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]; // a payload of 3 bytes, and memory for the checksum
 /// assert_eq!(seal(&mut message, 3)?, 3 + SEAL_LEN);
 /// assert_eq!(unseal(&message)?, [1, 2, 3]);
 /// message[1] ^= 4;

@@ -15,9 +15,10 @@ pub fn reads_stretches(method: Method) -> bool {
 /// is kept.
 ///
 /// `values` are the elements from `start` on, and `start` is a multiple of [`STRETCH`]. A stretch has [`STRETCH`]
-/// elements, or fewer at the end of the tensor. Stretches are read in order. The caller passes two zeros as `place` for
-/// the first one, and each call updates `place` for the next one. Reading all stretches gives the result and the errors
-/// of [`combine`](super::setting::combine). Some of these errors are found only in the last stretch.
+/// elements, or fewer at the end of the tensor. Stretches are read in order. `place` is the reading position. The
+/// caller passes two zeros for the first stretch, and each call updates them for the next one. Reading all stretches
+/// gives the result and the errors of [`combine`](super::setting::combine). Some of these errors are found only in the
+/// last stretch.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,
@@ -31,8 +32,8 @@ pub fn combine_stretch(
     }
 }
 
-/// Finds the `place` for [`combine_stretch`] at `start`, without reading the earlier stretches. Errors in the earlier
-/// stretches are then not found. `None` if the earlier stretches must be read.
+/// Finds the reading position of [`combine_stretch`] at `start`, without reading the earlier stretches. Errors in the
+/// earlier stretches are then not found. `None` if the earlier stretches must be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
     reader(payload.header.method)?.stretch.map_or(Ok(None), |(_, place_of)| place_of(payload, start))
 }

@@ -199,7 +199,7 @@ impl CudaBackend {
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
-    /// /// `values` is a device address, with space for all f32 values that the payload decodes to.
+    /// /// `values` is the address of device memory for all f32 values that the payload decodes to.
     /// fn received(cuda: &mut CudaBackend, payload: &[u8], values: u64) -> Result<(), Error> {
     ///     // SAFETY: the trainer's memory has this size, and only work on the backend's stream uses it.
     ///     unsafe { cuda.decode_to_device(payload, values) }

@@ -40,7 +40,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
 }
 
-/// A program with its device memory.
+/// An [`ExchangeProgram`], which describes the exchange of a bucket, with its device memory.
 #[derive(Debug)]
 pub struct DeviceExchange {
     program: ExchangeProgram,
@@ -49,7 +49,7 @@ pub struct DeviceExchange {
 }
 
 impl DeviceExchange {
-    /// The first three arguments of the kernels: the table of layers, the layer of each span, and the program.
+    /// The first three arguments of the kernels: the table of layers, the layer of each span, and the [`Program`].
     fn parts(&self) -> [Part; 3] {
         let layers = size_of_val(&*self.program.layers) as u64;
         let [heads, slips] = [self.heads(), self.slips()].map(|part| part.bytes);
@@ -102,7 +102,7 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Enqueued: uploads a program into `memory`, and sets `residuals` to zeros. The call first waits until the kernels
+    /// Enqueued: uploads `program` into `memory`, and sets `residuals` to zeros. The call first waits until the kernels
     /// are loaded.
     ///
     /// ```no_run
@@ -256,10 +256,10 @@ impl CudaBackend {
     /// under EDEN take two more. If all layers are uncompressed or under PowerSGD, the call does nothing, because
     /// [`average_exchange`](CudaBackend::average_exchange) ends the step.
     ///
-    /// A step fails if a rank has failed, is at another step, has another program, or sent a payload that no encoder
-    /// wrote. In a failed step, all ranks set the means of all layers to the value that [`OnFault`] defines, and keep
-    /// their residuals. All ranks also keep their residuals if a mean exceeds the range of its type. The means may
-    /// replace the gradients in place. The call may be captured into a graph.
+    /// A step fails if a rank has failed, is at another step, has another [`ExchangeProgram`], or sent a payload that
+    /// no encoder wrote. In a failed step, all ranks set the means of all layers to the value that [`OnFault`] defines,
+    /// and keep their residuals. All ranks also keep their residuals if a mean exceeds the range of its type. The means
+    /// may replace the gradients in place. The call may be captured into a graph.
     ///
     /// # Errors
     /// The errors of [`encode_exchange`](CudaBackend::encode_exchange).

@@ -6,8 +6,8 @@
 //! than k values reach. The probability that fewer than k values reach the bound is below 1 in 10^8. Values that reach
 //! the bound are gathered, in order, and counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four
 //! powers of two. The values in the bin of the k-th largest value are then counted by exact magnitude. All later work
-//! uses the gathered values. The memory for gathered values has space for k values, a 32nd of the layer and the
-//! sampling error. For a layer of up to eight spans it has space for all values.
+//! uses the gathered values. The memory for gathered values can hold k values, a 32nd of the layer and the sampling
+//! error. For a layer of up to eight spans it can hold all values.
 //!
 //! Values that do not fit into this memory are not gathered. The next residuals hold the sums of gradient and residual
 //! of these values. Each of the three launches that follow reads these sums again, so such values are read four times
@@ -44,7 +44,7 @@ const fn kernel(entry: &'static str) -> Kernel {
 }
 
 /// Enqueued, in three launches: finds the cut of each layer, its k-th largest magnitude. `common` has the first
-/// arguments of all kernels: both tables, the program, the values, the residuals and the cuts.
+/// arguments of all kernels: both tables, the exchange's `Program`, the values, the residuals and the cuts.
 pub(crate) fn find_cuts(
     gpu: &mut Gpu,
     params: Params,

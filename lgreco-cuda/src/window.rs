@@ -231,7 +231,7 @@ impl CudaBackend {
     /// # Complexity
     /// It reads the means once, and writes those of 16-bit layers once.
     pub fn close_window(&mut self, window: &DeviceWindow) -> Result<()> {
-        // The kernel that closes a window reads no gradients, so the means' addresses take their place in the table.
+        // The kernel that closes a window reads no gradients, so the table has the means' addresses instead.
         let means = window.means.iter().map(|mean| mean.address).enumerate();
         let (rows, layer_of) = window.table(means)?;
         let gpu = self.gpu_mut();

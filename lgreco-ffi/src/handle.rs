@@ -188,7 +188,7 @@ unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
     Ok(unsafe { crate::pointers::place(place, N::WHAT) }?.write(core::ptr::null_mut()))
 }
 
-/// Creates a handle with the state that `make` returns. After a failure, `place` holds NULL.
+/// Creates a handle with the state that `make` returns. After a failure, `*place` is NULL.
 ///
 /// # Safety
 /// `place` is null, misaligned, or valid for writes.
@@ -202,7 +202,7 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
 }
 
 /// Like [`create`], but `make` uses the state of the existing handle `pointer`, which is locked during the call. If
-/// `make` returns `None`, `place` holds NULL.
+/// `make` returns `None`, `*place` is NULL.
 ///
 /// # Safety
 /// `pointer` meets the requirements of [`call`], and `place` those of [`create`].

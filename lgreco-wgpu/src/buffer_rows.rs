@@ -30,8 +30,8 @@ impl WgpuBackend {
     /// The workspace belongs to the backend. [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call,
     /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. Work that the caller or
     /// the backend submits next runs later, so it may overwrite gradients and reuse the workspace. wgpu copies the
-    /// tables of tasks, which the host writes, through memory of its own. It reclaims that memory at the next poll or
-    /// submission.
+    /// tables of tasks, which the host writes, through memory that wgpu allocates. It reclaims that memory at the next
+    /// poll or submission.
     ///
     /// ```
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};

@@ -1,6 +1,6 @@
 //! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
 //!
-//! Readers accept any bytes, and return a value or an [`Error`] that names the place. Keys that begin with `x-` are
+//! Readers accept any bytes, and return a value or an [`Error`] that names the field. Keys that begin with `x-` are
 //! private to the writer; readers ignore them. Other unknown keys, and keys that occur twice in an object, are errors.
 //! Floats are written with enough digits to read back the same bits.
 

@@ -55,7 +55,7 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a temporary file beside `place`, and locks it so that no other process considers it abandoned.
+/// Creates a temporary file beside the file `place`, and locks it so that no other process considers it abandoned.
 fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
     // Each name is used once, because a process that removes an earlier file of the same name could also remove this
     // file.
@@ -78,8 +78,8 @@ fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
     [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
 }
 
-/// Removes temporary files beside `place` that killed processes left. Running processes hold locks on their temporary
-/// files.
+/// Removes temporary files beside the file `place` that killed processes left. Running processes hold locks on their
+/// temporary files.
 fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {
@@ -123,7 +123,7 @@ fn place(path: &Path) -> PathBuf {
     path
 }
 
-/// Whether something other than a regular file is at `place`.
+/// Whether something other than a regular file has the path `place`.
 fn is_special(place: &Path) -> bool {
     fs::metadata(place).is_ok_and(|there| !there.is_file())
 }

@@ -81,7 +81,7 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with the bytes from `place` on.
+    /// Fills `out` with the bytes from the offset `place` on.
     fn read_at(&self, place: u64, out: &mut [u8]) -> io::Result<()> {
         match self {
             Bytes::File(file) => {

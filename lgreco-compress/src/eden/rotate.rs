@@ -63,7 +63,7 @@ impl Signs {
     }
 }
 
-/// The values as f32: the same slice, or a copy in `room`.
+/// The values as f32: the same slice, or a copy in the buffer `room`.
 #[inline(always)]
 pub(super) fn as_f32<'a, E: Element>(values: &'a [E], room: &'a mut [f32; BLOCK]) -> &'a [f32] {
     if E::DTYPE == Dtype::F32 {

@@ -86,8 +86,8 @@ impl<'a> Reader<'a> {
         [self.index, if self.layout.coding == Coding::EliasFano { self.bit } else { 0 }]
     }
 
-    /// Writes the indices of the next set bits and returns their number. Stops when `found` has no space for the bits
-    /// of another word, or when the range may be complete.
+    /// Writes the indices of the next set bits and returns their number. Stops when `found` has fewer than 64 free
+    /// elements, for the bits of another word, or when the range may be complete.
     #[inline(always)]
     fn next_ones(&mut self, found: &mut [u32; BLOCK]) -> usize {
         let mut count = 0;

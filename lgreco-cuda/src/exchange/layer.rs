@@ -1,4 +1,5 @@
-//! The tables that kernels read in an exchange: the program, which changes from step to step, and the layers.
+//! The tables that kernels read in an exchange: [`Program`], its sizes and its status, which changes from step to step,
+//! and the layers.
 
 use crate::qsgd::holds;
 use crate::{Error, Result, eden};
@@ -10,7 +11,7 @@ use lgreco::compress::quantised_topk;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Shape;
 
-/// The struct `Program` in `program.cu`, with the same layout.
+/// Sizes and status of an exchange, in device memory. It has the layout of the struct `Program` in `program.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Program {
@@ -127,8 +128,8 @@ const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
 pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
-    /// Sets the fields of `place` that depend on the setting. For uncompressed layers and layers under PowerSGD, no
-    /// field depends on it.
+    /// Completes the record `place` by the fields that depend on the setting. For uncompressed layers and layers under
+    /// PowerSGD, no field depends on it.
     pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {

@@ -16,28 +16,28 @@ use lgreco::error::expect_len;
 pub enum ExchangeFault {
     /// An element of the gradient is infinite or NaN.
     NonFinite {
-        /// Index of the layer in the program.
+        /// Index of the layer in the exchange.
         layer: usize,
         /// Index of the element.
         index: usize,
     },
     /// A value is too large for its type: the sum of gradient and residual, a sent value, a new residual, or the mean.
     Overflow {
-        /// Index of the layer in the program.
+        /// Index of the layer in the exchange.
         layer: usize,
         /// Index of the element.
         index: usize,
     },
     /// A factor of PowerSGD, or its sum over all ranks, is too large for f32.
     Factor {
-        /// Index of the layer in the program.
+        /// Index of the layer in the exchange.
         layer: usize,
     },
     /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, the header is not that
     /// of the layer, a scale is not finite, or positions are out of order. The payload was damaged in transit, or the
     /// sender is not a valid rank of this exchange.
     Payload {
-        /// Index of the layer in the program.
+        /// Index of the layer in the exchange.
         layer: usize,
     },
 }
@@ -52,7 +52,7 @@ pub struct ExchangeOutcome {
     /// Whether the last step failed on any rank.
     pub has_failed: bool,
     /// The first rank at fault in the last step, if any. This rank had values that were not finite, was at another
-    /// step, had another program, or sent a payload that no encoder wrote.
+    /// step, had another [`ExchangeProgram`](crate::ExchangeProgram), or sent a payload that no encoder wrote.
     pub rank: Option<u32>,
     /// The fault on this rank in the last step, if any: the first layer and element at fault. If no encoder wrote a
     /// payload, all ranks report the same fault. With shards, only the rank that received the payload reports it.

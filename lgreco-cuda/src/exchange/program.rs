@@ -121,7 +121,8 @@ pub struct ExchangeProgram {
 }
 
 impl ExchangeProgram {
-    /// Makes the program for `layers`. The gradients of the layers follow one another without gaps, as in a DDP bucket.
+    /// Describes the exchange of `layers`. The gradients of the layers follow one another without gaps, as in a DDP
+    /// bucket.
     ///
     /// # Errors
     /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK with full values or in few bits, PowerSGD and
@@ -284,7 +285,7 @@ impl ExchangeProgram {
         })
     }
 
-    /// Bytes of the memory for the program. This memory begins at a multiple of 16. It consists of:
+    /// Bytes of the device memory of the exchange. This memory begins at a multiple of 16. It consists of:
     /// * For each layer under TopK: 32 KiB for counts, or 34.5 KiB in few bits.
     /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes 8 bytes per
     ///   kept element, 0.25 bytes per element, 288 bytes times the square root of the number of kept elements, and
@@ -324,7 +325,7 @@ impl ExchangeProgram {
     }
 
     /// Length of each owner's part of the buffer of the first sum, in values, including status records. An owner is a
-    /// rank that averages a part of its own. Without shards there is only one part, which every rank averages.
+    /// rank that averages one of the parts. Without shards there is only one part, which every rank averages.
     #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();
@@ -343,12 +344,12 @@ impl ExchangeProgram {
         self.sums_params.ends == 0
     }
 
-    /// The summed layers' parts of the program's memory.
+    /// The parts of the exchange's memory for summed layers.
     pub(super) fn places(&self, memory: Part) -> Places {
         self.summed.places(memory.from(self.summed_at()))
     }
 
-    /// Bytes of a program's memory before the part of summed layers.
+    /// Bytes of the exchange's memory before the part of summed layers.
     fn summed_at(&self) -> u64 {
         self.table_bytes() + self.tops.bytes(self.head.world)
     }

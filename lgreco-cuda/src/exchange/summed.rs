@@ -108,7 +108,7 @@ pub(super) struct Summed {
     values: u64,
 }
 
-/// The parts of a program's memory for summed layers.
+/// The parts of an exchange's memory for summed layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) dense: Part,
@@ -211,7 +211,7 @@ impl Summed {
         [dense, matrices, 4 * u64::from(counters), 4 * p, 4 * q, 2 * 4 * q, 4 * partial, 8 * gram, 8 * triangle]
     }
 
-    /// Bytes that summed layers take in a program's memory.
+    /// Bytes that summed layers take in an exchange's memory.
     pub(super) fn bytes(&self) -> u64 {
         self.parts().map(|bytes| bytes.next_multiple_of(16)).iter().sum()
     }

@@ -91,8 +91,8 @@ impl CudaBackend {
     /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is `residual + gradient` and `Q` is
     /// the mean `Q` of the last step. If a column of that mean is zero, the same column of the random start matrix
     /// replaces it. The columns of `Q` are scaled to magnitudes around 1. The part also has this rank's status. If the
-    /// program has layers under QSGD, call [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing if
-    /// no layer is summed. It may be captured into a graph.
+    /// exchange has layers under QSGD, call [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing
+    /// if no layer is summed. It may be captured into a graph.
     ///
     /// Then all ranks add up their `sums`, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) values of
     /// the type [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype): f32 or bf16.
@@ -209,13 +209,13 @@ impl CudaBackend {
 
     /// Enqueued, in two launches: makes the means of uncompressed layers and of layers under PowerSGD. The means of a
     /// layer under PowerSGD are `P Qᵀ` with the mean `Q`, which the next step uses. It also ends the step, unless the
-    /// program has layers under QSGD: then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
+    /// exchange has layers under QSGD: then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
     ///
-    /// A step fails if a rank has failed, is at another step, or has another program. In a failed step, all ranks set
-    /// the means to the value that [`OnFault`](crate::OnFault) defines, and keep their residuals and remembered
-    /// factors. All ranks also keep them if a sum over the ranks, or a mean, exceeds the range of its type. The means
-    /// have the same bits on all ranks. The means may replace the gradients in place. It does nothing if no layer is
-    /// summed. It may be captured into a graph.
+    /// A step fails if a rank has failed, is at another step, or has another [`ExchangeProgram`]. In a failed step, all
+    /// ranks set the means to the value that [`OnFault`](crate::OnFault) defines, and keep their residuals and
+    /// remembered factors. All ranks also keep them if a sum over the ranks, or a mean, exceeds the range of its type.
+    /// The means have the same bits on all ranks. The means may replace the gradients in place. It does nothing if no
+    /// layer is summed. It may be captured into a graph.
     ///
     /// # Errors
     /// The errors of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under

@@ -378,7 +378,7 @@ fn ranks_that_disagree_fail_on_all() {
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, ..at_home.stream }, ..at_home };
     for (second, config) in [(&layers, late), (&others, at_home)] {
-        // Messages of another program have another length, so the memory is large enough for the longest.
+        // Messages of another exchange have another length, so the memory is large enough for the longest.
         let mut ranks = [Rank::new(&mut backend, &layers, ExchangeConfig { world: 2, ..at_home })];
         let mut peer = Rank::new(&mut backend, second, ExchangeConfig { world: 2, ..config });
         let values = uniform(peer.expected.len(), 1);

@@ -110,8 +110,8 @@ pub(super) fn damaged(
             expected => return Err(format!("{damage:?}: {outcome:?}, decoded by the core: {}", expected.is_some())),
         }
     }
-    // The first faulty layer is reported, regardless of the rank that sent it. If a rank reports a failure of its own,
-    // that rank is reported instead of a faulty payload.
+    // The first faulty layer is reported, regardless of the rank that sent it. If a rank itself reports a failure, that
+    // rank is reported instead of a faulty payload.
     let mut two = original.clone();
     two[place_of(layers, 3).0] ^= 1;
     two[apart + place_of(layers, 1).0] ^= 1;

@@ -1,4 +1,4 @@
-//! Tests buckets with shards: checks that the common suite (`space`) does not have.
+//! Tests buckets with shards: checks that the common suite (`space.rs`) does not have.
 #![allow(unsafe_code)]
 
 use super::backend;

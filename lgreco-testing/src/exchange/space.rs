@@ -49,7 +49,7 @@ pub trait Bucket {
     }
 
     /// The text of the error that this memory reports if the host's exchange ends with `error`. Errors that it cannot
-    /// tell apart must have the same text.
+    /// distinguish must have the same text.
     fn tells(error: &Error) -> String {
         format!("{error:?}")
     }
@@ -495,7 +495,7 @@ pub fn check_space_damage<B: Bucket>(
         bodies.extend((at + HEADER_LEN..at + len).map(|byte| (byte, at)));
         at += len;
     }
-    // `places` has positions of bytes, each with the position at which the header of its payload begins.
+    // Each of `places` is the position of a byte, and the position at which the header of its payload begins.
     let steps = |places: &[(usize, usize)]| -> (Vec<Step>, Vec<usize>) {
         let places = places.iter().skip(first).step_by(stride);
         let places = places.flat_map(|&(at, header)| [0x01, 0x40, 0xff].map(|change| (at, change, header)));

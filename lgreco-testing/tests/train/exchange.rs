@@ -400,7 +400,7 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
     }
 }
 
-/// Each uncompressed layer of 2^16 elements or more has its own collective, in its own memory. Failures are reported
+/// Each uncompressed layer of 2^16 elements or more is summed in place, by a separate collective. Failures are reported
 /// before these collectives.
 #[test]
 fn large_dense_layers_are_summed_in_their_place() {

@@ -45,7 +45,7 @@ pub(super) fn believed(stated: u32, own: u32) -> u32 {
     if stated <= own.max(MOST_RANKS) { stated } else { own }
 }
 
-/// Tells all ranks that this one has failed. Returns `failure`, or an error that prevented the message. The controller has
+/// Reports to all ranks that this one has failed. Returns `failure`, or an error that prevented the message. The controller has
 /// `own_world` ranks, but the collective may report another number.
 pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, failure: Error) -> Error {
     let told = failed(believed(collective.world_size(), own_world), failure).and_then(|mut words| {

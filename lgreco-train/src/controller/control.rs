@@ -22,8 +22,8 @@ impl Controller {
     ///
     /// [`Controller::step`] does all of this with blocking collectives. It also checks all gradients before it exchanges any.
     ///
-    /// If the learning rate is negative or not finite, all ranks are told, so that none waits for this one. The control requests
-    /// then fail. If the step has no control requests, the first bucket fails.
+    /// If the learning rate is negative or not finite, the messages report this to all ranks, so that none waits for this one. The
+    /// control requests then fail. If the step has no control requests, the first bucket fails.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.

@@ -5,8 +5,8 @@ use crate::Error;
 use crate::gradient::ValuesMut;
 use lgreco::compress::spread::{WORTHWHILE, join};
 
-/// Calls `visit` with each layer, its gradient and its part of `room`. `len` returns the length of this part. Returns the error of
-/// the first layer that fails; other layers may have been visited.
+/// Calls `visit` with each layer, its gradient and its part of the buffer `room`. `len` returns the length of this part. Returns
+/// the error of the first layer that fails; other layers may have been visited.
 pub(super) fn for_each(
     layers: &mut [LentLayer],
     gradients: &mut [ValuesMut<'_>],

@@ -21,8 +21,8 @@ const PROBES: u32 = 2;
 ///
 /// Ranks first exchange two empty rounds, of one word each. Then full rounds and empty rounds alternate. In the empty round, a rank
 /// that got all data early waits for the others. A full round and the empty round after it are a turn. Interruptions make a turn
-/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks tell each other which fraction of
-/// the allowed time has passed. So all ranks stop together, as soon as the slowest rank would exceed its allowed time.
+/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks exchange the fraction of the
+/// allowed time that has passed. So all ranks stop together, as soon as the slowest rank would exceed its allowed time.
 pub(super) struct Probe {
     /// The words of a full round.
     pub words: Vec<u64>,

@@ -59,7 +59,7 @@ pub struct Flight {
     untold: bool,
     /// Whether all ranks have found, from their first messages, that they exchange the same layers and that none has failed.
     met: bool,
-    /// Number of layers that were summed in their own memory so far.
+    /// Number of layers that were summed in place so far.
     summed: usize,
     /// Index in the bucket at which the search for the next such layer begins.
     behind: usize,
@@ -68,8 +68,8 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Begins with the computations that need no other rank, such as compression. The previous content of the space's buffers does
-    /// not matter. The buffers belong to the flight until it ends.
+    /// Begins with the computations that need no other rank, such as compression. The previous content of the buffers in `space`
+    /// does not matter. The buffers belong to the flight until it ends.
     ///
     /// An error of this rank's part, such as a gradient that is not finite, is not returned here, because the others wait for this
     /// rank's messages. The messages report the error to all ranks, and [`next`](Flight::next) fails on all of them. A rank that
@@ -137,7 +137,7 @@ impl Flight {
         PROGRAM[self.counter..].iter().filter(of_bucket).find_map(decides).unwrap_or(false)
     }
 
-    /// The program of this exchange.
+    /// The step, the options and the sizes of this exchange.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -151,12 +151,11 @@ impl Flight {
     /// network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error.
     /// Means and contributions are then undefined, and factors are unchanged.
     ///
-    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`],
-    /// [`CoreError::Length`](crate::CoreError::Length), and [`Error::OfLayer`]. The latter contains the error of a
-    /// compressor, or of a sum over the workers that exceeds f32, or of a mean that exceeds its element type. A rank
-    /// without an error returns the error of another rank: [`Error::Peer`] with the first rank that failed by itself
-    /// and its code, [`Error::PeerPlan`] with a rank that has other layers, settings, seed, step or factors,
-    /// [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A space that only enqueues ops, for
+    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`], [`CoreError::Length`](crate::CoreError::Length),
+    /// and [`Error::OfLayer`]. The latter contains the error of a compressor, or of a sum over the workers that exceeds f32, or of
+    /// a mean that exceeds its element type. A rank without an error returns the error of another rank: [`Error::Peer`] with the
+    /// first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has other layers, settings, seed, step
+    /// or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A [`Space`] that only enqueues ops, for
     /// instance on a GPU, returns errors later.
     ///
     /// # Complexity
@@ -227,7 +226,7 @@ impl Flight {
         self.failure.take().map_or(Ok(None), Err)
     }
 
-    /// The index in the bucket of the next layer that is summed in its own memory.
+    /// The index in the bucket of the next layer that is summed in place.
     fn next_dense<S: Space>(&mut self, space: &S) -> Option<u32> {
         let mut rest = space.layers().enumerate().skip(self.behind);
         let (place, _) = rest.find(|(_, spec)| self.program.is_in_place(spec))?;

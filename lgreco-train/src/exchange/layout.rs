@@ -27,11 +27,11 @@ pub(super) struct Lane {
     pub(super) encode: usize,
 }
 
-/// Smallest dense layer that is summed in its own memory, by its own collective. Sending this many elements takes longer than the
-/// latency of another collective.
+/// Smallest dense layer that is summed in place, by a separate all-reduce on the memory of its values. Sending this many elements
+/// takes longer than the latency of another collective.
 const IN_PLACE: usize = 1 << 16;
 
-/// Whether a layer is summed in its own memory.
+/// Whether a layer is summed in place.
 pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) -> bool {
     let travels = spec.setting == Setting::Dense && route != Route::Sharded && reduce_dtype == Dtype::F32;
     travels && spec.in_place && spec.shape.elements() >= IN_PLACE
@@ -64,10 +64,10 @@ impl Divider {
 pub struct Layout {
     /// Number of workers.
     pub world: usize,
-    /// Number of f32 values: dense values, `P` factors and values at shared positions, in the order of the layers.
-    /// Status records follow if there are such values, or if layers are summed in their own memory.
+    /// Number of f32 values: dense values, `P` factors and values at shared positions, in the order of the layers. Status records
+    /// follow if there are such values, or if layers are summed in place.
     pub sums: usize,
-    /// Number of dense layers that are summed in their own memory.
+    /// Number of dense layers that are summed in place.
     pub in_place: usize,
     /// Number of f32 values: `Q` factors. Status records follow.
     pub factors: usize,

@@ -6,9 +6,9 @@
 //! exchanged at the same time during the backward pass, by blocking or non-blocking calls. [`aggregate`] performs all
 //! collectives of a bucket over a [`Collective`].
 //!
-//! A flight executes a [`Program`], which is a list of [ops](Op) and [parts](Part). A [`Space`] executes the ops in its memory.
-//! Collectives send the parts between ops. [`Host`] is the space in host memory. [`Program::rounds`] gives the sizes of all parts
-//! before anything is sent.
+//! A [`Program`] describes the exchange of one bucket. The flight executes it as a list of [ops](Op), which compute, and of
+//! collectives, which send [parts](Part). A [`Space`] is the memory of one bucket on one rank, and executes the ops there. [`Host`]
+//! is a [`Space`] in host memory. [`Program::rounds`] gives the sizes of all parts before anything is sent.
 //!
 //! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|

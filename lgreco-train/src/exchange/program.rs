@@ -1,7 +1,7 @@
-//! The instructions of an exchange, in order: ops on a rank's own memory, and collectives.
+//! The instructions of an exchange, in order: ops on this rank's memory, and collectives.
 //!
 //! The list is the same for all kinds of memory and all buckets. A bucket skips instructions for parts that it lacks. A
-//! [`Space`](super::Space) executes the ops.
+//! [`Space`](super::Space) executes the ops. [`Program`] describes the exchange of one bucket.
 
 use super::division::{Division, Piece};
 use super::layout::{Layout, is_in_place};
@@ -33,7 +33,7 @@ pub enum Part {
     Pieces,
     /// The means of all pieces, compressed again by their owners; an all-gather.
     Means,
-    /// The values of one large dense layer, in their own memory; an all-reduce.
+    /// The values of one large dense layer that is summed in place; an all-reduce.
     Dense {
         /// The layer's index in the bucket.
         place: u32,
@@ -64,8 +64,8 @@ impl Part {
 pub enum Op {
     /// CLT-k: the leader writes the positions of its largest values. The others check that their values are finite.
     Lead,
-    /// Dense: writes the values as f32 to the sums, rounded if they are summed as bf16. Layers that are summed in their own memory
-    /// are multiplied there by a power of two, so that sums of finite values stay finite.
+    /// Dense: writes the values as f32 to the sums, rounded if they are summed as bf16. The values of layers that are summed in
+    /// place are multiplied by a power of two, so that sums of finite values stay finite.
     Widen,
     /// PowerSGD: writes `P = M Q` to the sums. `Q` comes from the last step, with random columns in place of columns of zeros.
     Project,
@@ -128,7 +128,7 @@ impl Op {
     }
 }
 
-/// A step of a program.
+/// An instruction of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {
     /// An op on this rank's own values. The next message reports its error.
@@ -142,7 +142,7 @@ pub(super) enum Instruction {
 
 use Instruction::{All, Exchange, Judge, Own};
 
-/// The program of all buckets. Each bucket skips instructions for parts that it lacks.
+/// The instructions of every exchange. Each bucket skips instructions for parts that it lacks.
 pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Sums, Own(Op::Lead)),
     (Part::Sums, Own(Op::Widen)),
@@ -184,8 +184,8 @@ pub(super) const PROGRAM: [(Part, Instruction); 37] = [
     (Part::Factors, All(Op::Remember)),
 ];
 
-/// One rank's exchange of one bucket: its step and options, the memory of its parts, and a checksum of everything that all ranks
-/// must have in common.
+/// Describes one rank's exchange of one bucket: its step and options, the memory of its parts, and a checksum of everything that
+/// all ranks must have in common.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
@@ -215,7 +215,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program for these layers. `remembered` is [`Space::remembered`](super::Space::remembered).
+    /// Describes the exchange of these layers. `remembered` is [`Space::remembered`](super::Space::remembered).
     ///
     /// # Errors
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the rank is not below the number of workers, or a
@@ -229,7 +229,7 @@ impl Program {
         moment.check()?;
         let layout = Layout::new(layers.clone(), moment.route, moment.world_size, moment.reduce_dtype)?;
         let fingerprint = fingerprint(moment, layers.clone(), remembered);
-        // Ranks must also agree on the layers that are summed in their own memory.
+        // Ranks must also agree on the layers that are summed in place.
         let fingerprint = Hash(fingerprint).add(layout.in_place as u64).0;
         let mut program = Program { moment, layout, fingerprint, agreement, piece: 0, shard: 0 };
         if layout.pieces > 0 {
@@ -239,15 +239,15 @@ impl Program {
         Ok(program)
     }
 
-    /// A program that exchanges only the first message. A rank uses it if its layers do not fit together, or if its
-    /// space does not fit them.
+    /// Describes an exchange of only the first message. A rank uses it if its layers do not fit together, or if its
+    /// [`Space`](super::Space) does not fit them.
     pub(super) fn unknown<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: Moment) -> Program {
         let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
         let fingerprint = fingerprint(moment, layers, 0);
         Program { moment, layout, fingerprint, agreement: Agreement::Needed, piece: 0, shard: 0 }
     }
 
-    /// Whether a layer is summed in its own memory.
+    /// Whether a layer is summed in place: by a separate all-reduce on the memory of its values.
     pub fn is_in_place(&self, spec: &Spec<'_>) -> bool {
         let Moment { route, reduce_dtype, .. } = self.moment;
         self.layout.in_place > 0 && is_in_place(spec, route, reduce_dtype)
@@ -289,7 +289,7 @@ impl Program {
         let has = match part {
             Part::Greetings => self.agreement == Agreement::Needed || varies,
             Part::Positions => positions > 0,
-            // Status records are exchanged before layers are summed in their own memory.
+            // Status records are exchanged before layers are summed in place.
             Part::Sums => sums > 0 || in_place > 0,
             Part::Factors => factors > 0,
             Part::Payloads => message > 0,

@@ -9,7 +9,7 @@ use super::spec::Spec;
 use crate::Error;
 
 /// One rank's memory of one bucket: its layers, the buffers of its message [parts](Part), and everything else that the [ops](Op)
-/// need. `Host` is the space in host memory.
+/// need. An implementation is called a *space*. [`Host`](super::Host) is the space in host memory.
 ///
 /// A `Flight` is the same for every kind of memory. It calls [`run`](Space::run) for each op, and
 /// [`request`](Space::request) for each collective. It passes on the collective's memory without reading it, and reads
@@ -56,7 +56,7 @@ pub trait Space {
         0
     }
 
-    /// `Err` unless the memory is large enough for this program, and fits the layers.
+    /// `Err` unless the memory is large enough for this exchange, and fits the layers.
     ///
     /// # Errors
     /// Errors of the space.

@@ -34,8 +34,8 @@ pub struct Spec<'a> {
     /// `shards[r]`, which may be none. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the part of a
     /// layer in a range of a flat buffer (ZeRO). Empty on other routes.
     pub shards: &'a [u64],
-    /// Whether the layer may be summed in its own memory if it is uncompressed f32; the same on all ranks.
-    /// [`Program::is_in_place`](super::Program) returns whether it is summed there.
+    /// Whether the layer may be summed in place if it is uncompressed f32; the same on all ranks.
+    /// [`Program::is_in_place`](super::Program) returns whether it is.
     pub in_place: bool,
 }
 

@@ -27,7 +27,7 @@ use core::fmt;
 /// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1)?)?;
 /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4] };
 /// let job = Job { gradient, candidates, stream: Stream::default() };
-/// assert_eq!(job.candidates.len(), 3); // places in the row
+/// assert_eq!(job.candidates.len(), 3); // values in the row
 /// # Ok::<(), lgreco::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! Reads JSON objects field by field, so that errors name the place.
+//! Reads JSON objects field by field, so that errors name the field.
 
 use super::{Error, VERSION};
 use crate::compress::Setting;
@@ -39,7 +39,8 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
     }
 }
 
-/// The two kinds of files: the kind's name for messages, and a mandatory field that tells it apart from the other kind.
+/// The two kinds of files: the kind's name for messages, and a mandatory field that distinguishes it from the other
+/// kind.
 pub(super) const TABLE: (&str, &str) = ("a table", "metric");
 pub(super) const PLAN: (&str, &str) = ("a plan", "solver");
 

@@ -41,7 +41,7 @@ fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
     Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
 }
 
-/// Returns the [`Moment`] of the first step (its rank, route, seed and number), and the program for the device.
+/// Returns the [`Moment`] of the first step (its rank, route, seed and number), and the [`ExchangeProgram`].
 pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<(Moment, ExchangeProgram)> {
     let ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, .. } = config;
     let (rank, seed, step) = (stream.rank, stream.seed, stream.step);

@@ -227,7 +227,7 @@ def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
     >>> state = LGreCoState(None, model, method="topk")
     >>> folder = [TemporaryDirectory().name]
     >>> dist.broadcast_object_list(folder)
-    >>> rank = f"rank{dist.get_rank()}"  # every rank has a state of its own
+    >>> rank = f"rank{dist.get_rank()}"  # every rank has a separate state
     >>> _ = checkpoint.save({rank: state.state_dict()}, checkpoint_id=folder[0])
     >>> reader = checkpoint.FileSystemReader(folder[0])
     >>> saved = {rank: empty_state_dict(reader.read_metadata(), rank)}

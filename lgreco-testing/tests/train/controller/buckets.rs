@@ -696,7 +696,7 @@ fn nothing_is_decided_by_half_a_gradient() {
     });
 }
 
-/// A bucket has a large uncompressed layer, which is summed in its own memory, and a layer with a residual. Means and the mean
+/// A bucket has a large uncompressed layer, which is summed in place, and a layer with a residual. Means and the mean
 /// residual add up to the mean gradients.
 #[test]
 fn large_dense_layers_and_residuals_share_a_bucket() {

@@ -1,4 +1,5 @@
-//! Tests of the checks for other spaces: the host passes them, and a space with a fault does not.
+//! Tests of the checks for implementations of `Space`: the host's implementation passes them, and one with a fault does
+//! not.
 
 use super::*;
 use lgreco_testing::exchange::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures};

@@ -30,7 +30,7 @@ pub(super) enum Stage {
     Fields(u32),
     /// Peers perform their control requests.
     Peers,
-    /// The ranks of the node tell each other whether their peers have begun the step. The error is this rank's own.
+    /// The ranks of the node report to each other whether their peers have begun the step. The error is this rank's own.
     Telling(Option<Error>),
     Open,
 }
@@ -131,7 +131,8 @@ impl TwoLevel {
         self.controller.begin(self.rate, Some(failure.map_or(Ok(false), Err)))
     }
 
-    /// Whether there is a request for the peers. If not, prepares the message that tells the node whether the peers have begun.
+    /// Whether there is a request for the peers. If not, prepares the message that reports to the node whether the peers have
+    /// begun.
     fn ask_peers(&mut self) -> bool {
         let own = match self.controller.advance_control() {
             Ok(true) => return true,

@@ -45,7 +45,7 @@ pub enum LevelsBucket {
 }
 
 impl Levels {
-    /// Creates the controller of rank `rank` among `world` ranks or, with `place`, of the rank at this place among nodes.
+    /// Creates the controller of rank `rank` among `world` ranks or, with `place`, of the rank at this position among nodes.
     ///
     /// # Errors
     /// The errors of [`Controller::new`] and [`TwoLevel::new`].

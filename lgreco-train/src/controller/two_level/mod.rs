@@ -37,10 +37,10 @@
 //!
 //! # Failures
 //! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
-//! bytes inside the node follows. With this message, the ranks of a node tell each other whether their groups of peers have begun
-//! the step. At the first step, after a state was loaded, and in every blocking step, two more messages of 32 bytes come before
-//! this message. The first is inside the node, and the second among peers. With these messages, ranks compare options, layers and
-//! steps.
+//! bytes inside the node follows. With this message, the ranks of a node report to each other whether their groups of peers have
+//! begun the step. At the first step, after a state was loaded, and in every blocking step, two more messages of 32 bytes come
+//! before this message. The first is inside the node, and the second among peers. With these messages, ranks compare options,
+//! layers and steps.
 //!
 //! # Memory
 //! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while
@@ -217,7 +217,7 @@ impl TwoLevel {
         Some((0..per_node).map(move |local| division.range(local)))
     }
 
-    /// This rank's place among the nodes.
+    /// This rank's position among the nodes.
     pub fn topology(&self) -> Topology {
         self.topology
     }

@@ -1,6 +1,7 @@
 //! Saving states, and continuing from them with other numbers of nodes and ranks.
 //!
-//! A state has the place of the rank, followed by the state of the rank's [`Controller`](super::super::Controller):
+//! A state has the rank's position among the nodes ([`Topology`]), followed by the state of the rank's
+//! [`Controller`](super::super::Controller):
 //!
 //! | field, little-endian | bytes |
 //! |---|---|
@@ -140,7 +141,7 @@ fn load(
     controller.continue_from(run, &plan, &taken)
 }
 
-/// Adds the rank's place to the bytes of a state.
+/// Adds the rank's position to the bytes of a state.
 fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
     let Topology { nodes, node, per_node, local } = *topology;
     let mut to = Writer::new(MAGIC, VERSION);
@@ -150,7 +151,7 @@ fn placed(topology: &Topology, bytes: &[u8]) -> Vec<u8> {
     to.sealed()
 }
 
-/// A controller's state, and the place of its rank; `None` in a run without nodes.
+/// A controller's state, and the position of its rank; `None` in a run without nodes.
 struct Placed<'a> {
     place: Option<Topology>,
     bytes: &'a [u8],
@@ -176,7 +177,7 @@ fn read<'a>(states: &[&'a [u8]]) -> Result<Vec<Placed<'a>>, Error> {
     states.iter().map(read_one).collect()
 }
 
-/// The place of a state's rank. A rank of a run without nodes is treated as a node of one rank.
+/// The position of a state's rank. A rank of a run without nodes is treated as a node of one rank.
 fn placed_or(place: Option<Topology>, layers: &state_format::Layers<'_>) -> Topology {
     let state_format::Owner { rank, world, .. } = layers.owner;
     place.unwrap_or(Topology { nodes: world, node: rank, per_node: 1, local: 0 })

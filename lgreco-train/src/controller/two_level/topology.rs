@@ -1,4 +1,4 @@
-//! The place of a rank among nodes of equal size.
+//! The position of a rank among nodes of equal size.
 
 use crate::exchange::Collective;
 use crate::{CoreError, Error};
@@ -12,7 +12,7 @@ pub enum Group {
     Peers,
 }
 
-/// A rank's place: local rank `local` of `per_node` on node `node` of `nodes`.
+/// A rank's position: local rank `local` of `per_node` on node `node` of `nodes`.
 ///
 /// ```
 /// use lgreco_train::controller::two_level::Topology;
@@ -32,7 +32,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The place of a rank, from its node's group and its peers' group.
+    /// The position of a rank, from its node's group and its peers' group.
     pub fn of<N: Collective + ?Sized, P: Collective + ?Sized>(node: &N, peers: &P) -> Topology {
         Topology { nodes: peers.world_size(), node: peers.rank(), per_node: node.world_size(), local: node.rank() }
     }

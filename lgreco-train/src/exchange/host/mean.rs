@@ -111,7 +111,7 @@ pub(super) fn average_shares(sum: &mut [f32], world: u32) -> Result<(), Error> {
     finite(spread_parts!(sum.len(), 1, sum, Divisor::of_shares(world), divide_in_place))
 }
 
-/// Turns values into shares, in their own memory.
+/// Turns values into shares, in place.
 pub(super) fn to_shares(values: &mut [f32], world: u32) {
     #[inline(always)]
     fn run(values: &mut [f32], share: f32) {

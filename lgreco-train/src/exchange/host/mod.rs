@@ -120,7 +120,7 @@ impl Space for Host<'_, '_> {
     }
 }
 
-/// The collective on a layer that is summed in its own memory.
+/// The collective on a layer that is summed in place.
 pub(crate) fn request_of<'v>(values: &'v mut ValuesMut<'_>) -> Result<Request<'v>, Error> {
     let (dtype, expected) = (values.values().dtype(), "f32 values");
     let values =

@@ -16,7 +16,7 @@ use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
 use core::ops::Range;
 
-/// Fills the buffer of the reduce-scatter. For each rank, it has the rank's shard of each layer, and space for status records.
+/// Fills the buffer of the reduce-scatter. For each rank, it has the rank's shard of each layer, and memory for status records.
 pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let (world, share) = (moment.world_size, mean::share(moment.world_size));
     let mut shards = &mut *room.shards;

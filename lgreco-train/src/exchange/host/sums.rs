@@ -142,7 +142,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
     })
 }
 
-/// Turns values into shares, in their own memory.
+/// Turns values into shares, in place.
 ///
 /// # Errors
 /// [`CoreError::NonFinite`]. The values are then unchanged.
