@@ -117,7 +117,9 @@ def test_a_refused_outer_step_leaves_residuals(how: str) -> None:
 def _unfrozen(rank: int, how: str) -> list[str]:
     model = Linear()
     model.third.requires_grad_(False)
-    outer, told = OuterStep(model, every=2, **TOPK), []
+    # Only the OuterStep keeps a container or a compiled model alive.
+    whole = {"container": lambda: torch.nn.ModuleList([model]), "compiled": lambda: torch.compile(model)}
+    outer, told = OuterStep(whole.get(how, lambda: model)(), every=2, **TOPK), []
     for at in range(6):
         if at == 2 and (rank == 1 or how != "one"):
             if how == "replaced":
@@ -134,6 +136,10 @@ def _unfrozen(rank: int, how: str) -> list[str]:
 def test_parameters_that_are_trained_later_are_told_of() -> None:
     for told in on_ranks(2, _unfrozen, "all"):
         assert [text[:10] for text in told] == ["3: third: ", "5: third: "] and "make another" in told[0]
+    for told in on_ranks(2, _unfrozen, "compiled"):
+        assert [text[:10] for text in told] == ["3: third: ", "5: third: "]
+    for told in on_ranks(2, _unfrozen, "container"):
+        assert [text[:12] for text in told] == ["3: 0.third: ", "5: 0.third: "]
     for told in on_ranks(2, _unfrozen, "replaced"):
         assert [text[:11] for text in told] == ["3: second: ", "5: second: "]
     elsewhere, here = on_ranks(2, _unfrozen, "one")

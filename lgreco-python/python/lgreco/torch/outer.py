@@ -1,7 +1,6 @@
 """Outer steps of local training: averages models that processes train separately, in few bytes (DiLoCo, SparseLoCo)."""
 
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -168,7 +167,9 @@ class OuterStep(Reports, Checkpointed[None]):
         agree(self._compares, together, described, failure)
         self.steps = 0
         vars(self).update(every=every, delay=delay)  # They are never assigned again.
-        self._model, self._process_group = weakref.ref(model), process_group
+        self._process_group = process_group
+        self._model = model
+        """Kept alive: it may be a container that the user has made only for this object, or a compiled model."""
         self._names = {name: p for name, p in named}
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
         self._has_begun = False
@@ -264,8 +265,7 @@ class OuterStep(Reports, Checkpointed[None]):
     def _reshard(self) -> None:
         """Frees gathered parameters, which a forward pass without a backward pass leaves. The next forward pass then gathers the
         parameters that this object changes."""
-        if (model := self._model()) is not None:
-            reshard(model)
+        reshard(self._model)
 
     @torch.no_grad()
     def _all(self, do: Callable[[Fragment, int], None]) -> None:
@@ -321,8 +321,7 @@ class OuterStep(Reports, Checkpointed[None]):
 
     def _changed(self) -> LgrecoError | None:
         """The error if the model no longer trains the same parameters."""
-        model = self._model()
-        for name, p in [] if model is None else model.named_parameters():
+        for name, p in self._model.named_parameters():
             if not p.requires_grad or local(p).numel() == 0:
                 continue
             name = plain_name(name)
