@@ -43,7 +43,7 @@ class Started(Protocol):
 def memory(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor over ``length`` bytes at an address. The caller must keep them alive."""
     if length == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer((ctypes.c_uint8 * length).from_address(address), dtype=dtype)
 
 

@@ -329,7 +329,7 @@ class LGreCoState(Training):
         pass from reaching its end. Ranks agree at their first bucket, so that all start collectives in the same order.
         """
         if self._waits is None:
-            waits = torch.tensor(int(_called_by_user()))
+            waits = torch.tensor(int(_called_by_user()), device="cpu")
             try:
                 dist.all_reduce(waits, dist.ReduceOp.MAX, group=self._group)
             except RuntimeError as error:

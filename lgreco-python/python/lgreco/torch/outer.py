@@ -247,7 +247,7 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Their fragments would have their turns at different times, and ranks would wait for each other.
         """
-        numbers = torch.full((self._compares.size(),), self.steps, dtype=torch.int64)
+        numbers = torch.full((self._compares.size(),), self.steps, dtype=torch.int64, device="cpu")
         try:
             gather(numbers, self._compares).wait()
         except RuntimeError as error:
