@@ -11,7 +11,7 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.groups import expect_group
-from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled
+from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled, without_values
 from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Scaler
 from lgreco.torch.route import methods_of, routed_over
@@ -222,6 +222,9 @@ class LGreCoState(Training):
         except LgrecoError as error:
             raise refused or error  # Arguments in the wrong order are two errors.
         parameters = _trainable(model)
+        refused = refused or without_values(parameters) or _steps_in_backward(parameters)
+        if refused is not None:
+            parameters = []  # Lazy ones have no shape.
         layers = [Layer(name, _stored(p), p.dtype) for name, p in parameters]
         told = dict(
             options,
@@ -246,7 +249,6 @@ class LGreCoState(Training):
             on_plan=on_plan,
         )
         self._uncompressed = policy == "uncompressed" and reduce_dtype is None
-        refused = refused or _without_values(parameters)
         if refused is None and not self._uncompressed:
             refused = _sparse(_module(model), {p for _, p in parameters})
         finds_unused = bool(getattr(model, "find_unused_parameters", False))
@@ -376,11 +378,13 @@ def _package_of(names: dict[str, object]) -> str:
 _SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out, or all to DDP by policy=\"uncompressed\""
 
 
-def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
-    """The error for parameters on the meta device, which are replaced when they get values."""
+def _steps_in_backward(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
+    """The error for parameters whose optimizer runs in the backward pass. DDP then registers a hook of its own in the first forward
+    pass."""
     for name, p in parameters:
-        if p.is_meta:
-            return of_layer(name, "the parameter is on the meta device, without values: make the state after to_empty() and initialisation")
+        if hasattr(p, "_in_backward_optimizers"):
+            what = "the parameter has an optimizer by _apply_optimizer_in_backward, for which DDP needs its only communication hook"
+            return of_layer(name, f"{what}: leave it out, and call an optimizer's step() after backward")
     return None
 
 

@@ -14,7 +14,7 @@ from lgreco.torch.checkpoint import Checkpointed
 from lgreco.torch.collectives import ExchangeError, gather
 from lgreco.torch.fragment import Fragment
 from lgreco.torch.groups import agree, own_group, release_with
-from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard
+from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, without_values
 from lgreco.torch.loads import Loads, checksum
 from lgreco.torch.options import Options
 from lgreco.torch.outer_options import averaged, divided, idle_or_wrong, options_of, shared
@@ -112,7 +112,7 @@ class OuterStep(Reports, Checkpointed[None]):
         process_group: dist.ProcessGroup | None = None,
         **options: "Unpack[Options]",
     ) -> None:
-        failure: Exception | None = no_module(model) or averaged(model)
+        failure: Exception | None = no_module(model) or averaged(model) or without_values(model.named_parameters())
         if failure is None:
             reshard(model)
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
