@@ -173,6 +173,15 @@ def all_gather(parts: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup)
     return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])
 
 
+def copy_from_rank_0(values: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    """Replaces values by rank 0's. Their order in memory may differ between ranks, and they may have gaps."""
+    # A broadcast sends as many values as there are, in their order in memory.
+    sent = values.contiguous()
+    dist.broadcast(sent, group=group, group_src=0)
+    if not values.is_contiguous():
+        values.copy_(sent)
+
+
 def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
     """Starts the all-gather of equal parts. This rank's part is already in place."""
     own = parts.chunk(group.size())[group.rank()].clone()

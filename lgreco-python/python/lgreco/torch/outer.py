@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Checkpointed
-from lgreco.torch.collectives import ExchangeError, gather
+from lgreco.torch.collectives import ExchangeError, copy_from_rank_0, gather
 from lgreco.torch.fragment import Fragment
 from lgreco.torch.groups import agree, own_group, release_with
 from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, without_values
@@ -179,7 +179,7 @@ class OuterStep(Reports, Checkpointed[None]):
         this state."""
         before = checksum(self._own())
         for _, p in named:
-            dist.broadcast(local(p.detach()), group=process_group, group_src=0)
+            copy_from_rank_0(local(p.detach()), process_group)
         self._replaced = None if before == checksum(self._own()) else before
         """The checksum of the parameters that this rank had before it got rank 0's; None if they were the same."""
         self._fragments = [
@@ -305,7 +305,7 @@ class OuterStep(Reports, Checkpointed[None]):
         self._reshard()
         for fragment in self._fragments:
             for p in fragment.parameters:
-                dist.broadcast(p.detach(), group=self._process_group, group_src=0)
+                copy_from_rank_0(p.detach(), self._process_group)
             fragment.start_from(fragment.parameters)
 
     def _own(self) -> list[torch.Tensor]:
