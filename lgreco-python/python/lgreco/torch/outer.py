@@ -58,8 +58,9 @@ class OuterStep(Reports, Checkpointed[None]):
         ranks. Frozen parameters and buffers, such as BatchNorm's running means, are neither copied nor averaged: each
         process has its own. If ranks later load the same weights by ``load_state_dict``, they continue from these.
         After any other change of the weights call ``restart``. A parameter that is unfrozen later is an error on all
-        ranks at the next outer step. For a sharded model, each process averages its own shards, and ``process_group``
-        has the ranks that hold the same shards.
+        ranks at the next outer step. A parameter that is frozen later still gets the outer steps' momentum and its
+        residual, until another OuterStep is made. For a sharded model, each process averages its own shards, and
+        ``process_group`` has the ranks that hold the same shards.
     every
         Number of inner steps between two outer steps, at least 1. SparseLoCo uses 30.
     learning_rate, momentum
@@ -326,7 +327,7 @@ class OuterStep(Reports, Checkpointed[None]):
                 continue
             name = plain_name(name)
             if name not in self._names:
-                return of_layer(name, "the parameter was not trainable when the OuterStep was made: make another, and load the state")
+                return of_layer(name, "the parameter was not trainable when the OuterStep was made: make another OuterStep")
             if not self._is_flat and type(p) is torch.nn.Parameter and type(self._names[name]) is torch.nn.Parameter and p is not self._names[name]:
                 return of_layer(name, "the model has another parameter in its place than when the OuterStep was made: make another")
         return None
