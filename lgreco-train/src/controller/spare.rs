@@ -9,7 +9,8 @@ use alloc::vec::Vec;
 #[cfg(feature = "threads")]
 use {
     alloc::{collections::VecDeque, sync::Arc},
-    std::sync::{Mutex, PoisonError},
+    std::sync::{Mutex, MutexGuard, TryLockError},
+    std::thread,
 };
 
 /// The largest number of free buffers that are kept: one that a bucket has used, and one that the bucket before it has used.
@@ -58,11 +59,13 @@ impl Spare {
         if let Spare::Shared(free) = self
             && memory.len() < words
         {
-            let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
             // If no buffer fits, a new one replaces the shortest.
             let fits = |free: &Vec<u64>| (words..=most).contains(&free.len());
+            let mut free = lock(free);
             let found = free.iter().position(fits).unwrap_or(0);
-            *memory = free.remove(found).filter(fits).unwrap_or_default();
+            let taken = free.remove(found);
+            drop(free);
+            *memory = taken.filter(fits).unwrap_or_default();
         }
         grow(memory, words)
     }
@@ -74,12 +77,13 @@ impl Spare {
             #[cfg(feature = "threads")]
             Spare::Shared(free) if !memory.is_empty() => {
                 let memory = core::mem::take(memory);
-                let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut free = lock(free);
                 let at = free.partition_point(|other| other.len() < memory.len());
                 free.insert(at, memory);
-                if free.len() > KEPT {
-                    free.pop_front();
-                }
+                let shortest = if free.len() > KEPT { free.pop_front() } else { None };
+                // The lock is not held while memory is freed.
+                drop(free);
+                drop(shortest);
             }
             #[cfg(feature = "threads")]
             Spare::Shared(_) => {}
@@ -92,7 +96,20 @@ impl Spare {
     pub(super) fn clear(&self) {
         #[cfg(feature = "threads")]
         if let Spare::Shared(free) = self {
-            *free.lock().unwrap_or_else(PoisonError::into_inner) = VecDeque::new();
+            *lock(free) = VecDeque::new();
+        }
+    }
+}
+
+/// Locks the list. It is locked for a few instructions only, so a waiting thread yields and tries again. It does not sleep in
+/// `Mutex::lock`, because ThreadSanitizer does not see that std's compiled code waits there.
+#[cfg(feature = "threads")]
+fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    loop {
+        match list.try_lock() {
+            Ok(list) => return list,
+            Err(TryLockError::Poisoned(list)) => return list.into_inner(),
+            Err(TryLockError::WouldBlock) => thread::yield_now(),
         }
     }
 }
