@@ -40,8 +40,9 @@ def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) 
     41
 
     Raises LgrecoError out of ``backward`` on every rank, when a gradient is not finite or one rank failed. For
-    gradients on a GPU, the next ``backward`` raises it, and the failed bucket's means are zeros. With ``grad_scaler``,
-    gradients that are not finite are no error; they reach the GradScaler on every rank.
+    gradients on a GPU, the next ``backward`` raises it. The failed bucket's means are zeros on every rank, also in the
+    future that your own hook gets. With ``grad_scaler``, gradients that are not finite are no error; they reach the
+    GradScaler on every rank.
     """
     if shard:
         raise TypeError(
