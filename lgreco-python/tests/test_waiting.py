@@ -120,6 +120,37 @@ def _order(rank: int, hook: Hook) -> list[str]:
     return events
 
 
+def _reused(rank: int, only: int | None) -> tuple[list[str], torch.Tensor]:
+    """A new DDP gets the state of one whose backward pass did not wait. Its hook waits, on all ranks or on ``only`` one. Returns the
+    errors, and the last means."""
+    model = Linear()
+    first = DDP(model, bucket_cap_mb=0.005)
+    state = LGreCoState(None, first, **OPTIONS)
+    first.register_comm_hook(state, lgreco_hook)
+    for at in range(3):
+        first(gradients(rank, at)).backward()
+    second = DDP(model, bucket_cap_mb=0.005)
+    second.register_comm_hook(state, _waits if only in (None, rank) else lgreco_hook)
+    told = []
+    for at in range(3, 7):
+        second.zero_grad()
+        try:
+            second(gradients(rank, at)).backward()
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+            assert not any(p.grad.any() for p in second.parameters() if p.grad is not None)
+    return told, torch.cat([p.grad.flatten() for p in second.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("only", [None, 1])
+def test_a_state_may_get_a_hook_that_waits_later(only: int | None) -> None:
+    (elsewhere, means), (here, others) = on_ranks(2, _reused, only)
+    assert torch.equal(means, others) and means.any()
+    assert [text[:3] for text in elsewhere] == [text[:3] for text in here] == ["3: "]
+    assert here[0].startswith("3: your own hook calls lgreco_hook")
+    assert only is None or elsewhere[0].startswith("3: rank 1 failed with error code ")
+
+
 def _steps_in_its_hook(rank: int) -> tuple[list[str], torch.Tensor]:
     """The hook applies the means as soon as it has them. A gradient of rank 1 is not finite. Returns the errors, and the
     parameters after each step."""

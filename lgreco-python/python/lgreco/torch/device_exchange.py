@@ -187,6 +187,11 @@ class InDeviceMemory:
             with self._cuda.stream():
                 self.future.set_result(self._buffer)
 
+    def land_zeros(self) -> None:
+        assert self._buffer is not None
+        with self._cuda.stream():
+            self.future.set_result(self._buffer.zero_())
+
 
 class DeviceExchange(InDeviceMemory):
     """The exchange of one bucket in a GPU's memory."""

@@ -78,6 +78,9 @@ class BucketExchange(Protocol):
     def land(self) -> None:
         """Delivers the means and completes the future."""
 
+    def land_zeros(self) -> None:
+        """Completes the future with zeros before the exchange ends, after a failure that ``submit`` has reported."""
+
 
 class HostExchange:
     """The exchange of one bucket in the host's memory. Gradients on a GPU are copied to the host and back.
@@ -222,3 +225,6 @@ class HostExchange:
         self.deliver()
         if not self.future.done():
             self.future.set_result(self.buffer)
+
+    def land_zeros(self) -> None:
+        self.future.set_result(self.buffer.zero_())
