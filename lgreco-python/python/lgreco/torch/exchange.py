@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import copy
 from typing import Protocol
 
 import torch
@@ -207,7 +208,8 @@ class HostExchange:
         if self.is_lost and self not in _LOST:
             _LOST.append(self)
         if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type]
+            # DDP keeps the future. The copy has no traceback, whose frames would keep the DDP alive.
+            self.future.set_exception(copy.copy(error))  # type: ignore[arg-type]
 
     def deliver(self) -> None:
         if self._is_delivered:
