@@ -1,7 +1,10 @@
 """A failure on one rank raises the same exception on all ranks, well within the group's timeout, and training can
 continue."""
 
+import contextlib
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -154,6 +157,26 @@ def test_a_collective_that_cannot_be_started_takes_the_step_back_on_all(monkeypa
     monkeypatch.setattr(ranks, "TIMEOUT", TIMEOUT / 20)
     (elsewhere, kept), (here, own_kept) = on_ranks(2, _cut_off, told)
     assert "step 5: a collective has failed" in elsewhere and "no room" in here and kept and own_kept
+
+
+def _dropped(rank: int) -> bool:
+    """A collective fails on both ranks, which then drop their DDP. Returns whether it is freed."""
+    module = wrapped("ddp")
+    state = register(module, **OPTIONS)
+    start = exchange.start
+    if rank == 1:
+        exchange.start = no_memory
+    with contextlib.suppress(ExchangeError):
+        step(module, rank, 0)
+    exchange.start = start
+    freed = weakref.ref(module)
+    del module
+    gc.collect()
+    return freed() is None and len(state.names) > 0
+
+
+def test_a_ddp_whose_step_has_failed_can_be_dropped() -> None:
+    assert on_ranks(2, _dropped) == [True, True]
 
 
 class Raising(torch.autograd.Function):

@@ -18,7 +18,7 @@ import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
 WITHOUT = {
-    "backward", "cuda", "device", "device_exchange", "effects", "exchange", "fragment", "groups", "layers", "loads", "node_bucket",
+    "backward", "cuda", "device", "device_exchange", "effects", "exchange", "finalization", "fragment", "groups", "layers", "loads", "node_bucket",
     "node_buckets", "node_exchange", "nodes", "observed", "options", "outer_options", "planning", "reports", "route", "scale", "step", "step_state",
     "times", "training",
 }  # fmt: skip

@@ -54,6 +54,32 @@ def test_outer_steps_go_on_from_weights_that_were_loaded(how: str) -> None:
         assert before.any() and torch.equal(before, after) and told == ""
 
 
+def _laid_out(rank: int, how: str) -> list[torch.Tensor]:
+    """Returns the parameter before and after the OuterStep is made, after an outer step and after a restart."""
+    torch.manual_seed(rank)
+    if how == "gaps":
+        parameter = torch.nn.Parameter(torch.randn(64, 64)[:, :32])
+    else:
+        parameter = torch.nn.Parameter(torch.randn(32, 64).t() if rank == 1 else torch.randn(64, 32))
+    found = [parameter.detach().clone()]
+    outer = OuterStep(torch.nn.ParameterList([parameter]), every=1, **UNCOMPRESSED)
+    found.append(parameter.detach().clone())
+    outer.step()
+    found.append(parameter.detach().clone())
+    with torch.no_grad():
+        parameter.fill_(rank)
+        parameter[:, 0] = torch.arange(64.0)
+    outer.restart()
+    return [*found, parameter.detach().clone()]
+
+
+@pytest.mark.parametrize("how", ["gaps", "transposed on rank 1"])
+def test_parameters_may_have_any_order_in_memory(how: str) -> None:
+    (first, *here), (_, *there) = on_ranks(2, _laid_out, how)
+    assert all(torch.equal(own, other) for own, other in zip(here, there, strict=True))
+    assert torch.equal(first, here[0]) and torch.equal(here[2][:, 0], torch.arange(64.0)) and not here[2][:, 1:].any()
+
+
 @pytest.mark.parametrize("how", ["differing", "one"])
 def test_ranks_that_have_not_loaded_the_same_are_told(how: str) -> None:
     for _, told in on_ranks(2, _given, how):
@@ -117,7 +143,9 @@ def test_a_refused_outer_step_leaves_residuals(how: str) -> None:
 def _unfrozen(rank: int, how: str) -> list[str]:
     model = Linear()
     model.third.requires_grad_(False)
-    outer, told = OuterStep(model, every=2, **TOPK), []
+    # Only the OuterStep keeps a container or a compiled model alive.
+    whole = {"container": lambda: torch.nn.ModuleList([model]), "compiled": lambda: torch.compile(model)}
+    outer, told = OuterStep(whole.get(how, lambda: model)(), every=2, **TOPK), []
     for at in range(6):
         if at == 2 and (rank == 1 or how != "one"):
             if how == "replaced":
@@ -134,6 +162,10 @@ def _unfrozen(rank: int, how: str) -> list[str]:
 def test_parameters_that_are_trained_later_are_told_of() -> None:
     for told in on_ranks(2, _unfrozen, "all"):
         assert [text[:10] for text in told] == ["3: third: ", "5: third: "] and "make another" in told[0]
+    for told in on_ranks(2, _unfrozen, "compiled"):
+        assert [text[:10] for text in told] == ["3: third: ", "5: third: "]
+    for told in on_ranks(2, _unfrozen, "container"):
+        assert [text[:12] for text in told] == ["3: 0.third: ", "5: 0.third: "]
     for told in on_ranks(2, _unfrozen, "replaced"):
         assert [text[:11] for text in told] == ["3: second: ", "5: second: "]
     elsewhere, here = on_ranks(2, _unfrozen, "one")

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from linear import SHAPES, Linear, gradients
 from ranks import on_ranks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
@@ -114,6 +116,9 @@ def _outer(rank: int) -> list[str]:
         lambda: LGreCoFSDP1State(module),  # type: ignore[arg-type]
         lambda: LGreCoState(None, Linear(torch.float64)),
         lambda: LGreCoState(None, Linear().to("meta")),
+        lambda: OuterStep(Linear().to("meta")),
+        lambda: LGreCoState(None, torch.nn.Sequential(torch.nn.LazyLinear(4))),
+        lambda: OuterStep(torch.nn.Sequential(torch.nn.LazyLinear(4))),
         lambda: LGreCoState("gloo", module),  # type: ignore[arg-type]
         lambda: LGreCoState("gloo", DDP(module)),  # type: ignore[arg-type]
         lambda: OuterStep(module, process_group="gloo"),  # type: ignore[arg-type]
@@ -127,11 +132,54 @@ def test_outer_steps_and_states_refuse_in_words() -> None:
     expected = [words for _, words in OUTER]
     expected += ["no trainable parameters", "no layer is called 'nope'", "no layer is called 'nope'", "policy is 'uncompressed', which leaves"]
     expected += ["state_dict() has returned", "state_dict() has returned", "found a Linear, expected a model in FullyShardedDataParallel"]
-    expected += ["first: the parameter is torch.float64", "first: the parameter is on the meta device"]
+    expected += ["first: the parameter is torch.float64", *["first: the parameter is on the meta device"] * 2]
+    expected += ["0.weight: the parameter is of a lazy module, and has no shape: run a forward pass"] * 2
     expected += ["process_group is 'gloo', expected a process group"] * 3
     expected += ["model is a DistributedDataParallel, which averages gradients in every step"]
     for words, told in zip(expected, found, strict=True):
         assert words in told, told
+
+
+def _lazy_on_one(rank: int) -> list[str]:
+    model = torch.nn.LazyLinear(4) if rank == 1 else torch.nn.Linear(4, 4)
+    return [told for told, _, _ in _messages(rank, [lambda: LGreCoState(None, model), lambda: OuterStep(model)])]
+
+
+def test_a_lazy_module_on_one_rank_is_an_error_on_all() -> None:
+    for told in sum(on_ranks(2, _lazy_on_one), []):
+        assert "weight: the parameter is of a lazy module" in told
+
+
+def _hooked(rank: int) -> list[str]:
+    """DDP has a hook of its own, or will have one after its first forward pass."""
+    later, mixed, now = DDP(Linear()), DDP(Linear()), DDP(Linear())
+    for ddp in (later, now):
+        _apply_optimizer_in_backward(torch.optim.SGD, ddp.module.parameters(), {"lr": 0.1})
+    for ddp in (mixed, now):
+        ddp.register_comm_hook(None, allreduce_hook)
+    mixed.mixed_precision = object()  # DDP accepts this option only on GPUs.
+    attempts = [lambda: register(later), lambda: register(mixed), lambda: register(now), lambda: LGreCoState(None, later)]
+    return [told for told, _, _ in _messages(rank, attempts)]
+
+
+def test_a_hook_that_ddp_registers_itself_is_told_of() -> None:
+    later, mixed, now, state = on_ranks(1, _hooked)[0]
+    assert later == state and later.startswith("first: the parameter has an optimizer by _apply_optimizer_in_backward")
+    assert "allreduce_hook, and PyTorch allows one: DistributedDataParallel itself has registered it for mixed_precision" in mixed
+    assert "DistributedDataParallel itself has registered it for _apply_optimizer_in_backward" in now
+
+
+def _in_groups(rank: int) -> list[str]:
+    alone = [dist.new_group([of]) for of in range(2)][rank]
+    assert register(DDP(Linear()), process_group=dist.group.WORLD, **OPTIONS)._group.size() == 2
+    attempts = [lambda group=group: register(DDP(Linear()), process_group=group) for group in (alone, "gloo")]
+    return [told for told, _, _ in _messages(rank, attempts)]
+
+
+def test_register_accepts_only_the_group_of_ddp() -> None:
+    for rank, (other, none) in enumerate(on_ranks(2, _in_groups)):
+        assert other == f"process_group has ranks [{rank}], the group over which DDP averages has [0, 1]"
+        assert none.startswith("process_group is 'gloo', expected a process group")
 
 
 def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:

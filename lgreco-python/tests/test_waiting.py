@@ -11,6 +11,7 @@ from linear import Linear, gradients
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, exchange, lgreco_hook
 
 OPTIONS: dict[str, Any] = {"method": "powersgd", "default": 2, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
@@ -117,3 +118,70 @@ def _order(rank: int, hook: Hook) -> list[str]:
     ddp(gradients(rank, 4)).backward()
     exchange.start, exchange.HostExchange.go_on = start, go_on  # type: ignore[method-assign]
     return events
+
+
+def _reused(rank: int, only: int | None) -> tuple[list[str], torch.Tensor]:
+    """A new DDP gets the state of one whose backward pass did not wait. Its hook waits, on all ranks or on ``only`` one. Returns the
+    errors, and the last means."""
+    model = Linear()
+    first = DDP(model, bucket_cap_mb=0.005)
+    state = LGreCoState(None, first, **OPTIONS)
+    first.register_comm_hook(state, lgreco_hook)
+    for at in range(3):
+        first(gradients(rank, at)).backward()
+    second = DDP(model, bucket_cap_mb=0.005)
+    second.register_comm_hook(state, _waits if only in (None, rank) else lgreco_hook)
+    told = []
+    for at in range(3, 7):
+        second.zero_grad()
+        try:
+            second(gradients(rank, at)).backward()
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+            assert not any(p.grad.any() for p in second.parameters() if p.grad is not None)
+    return told, torch.cat([p.grad.flatten() for p in second.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("only", [None, 1])
+def test_a_state_may_get_a_hook_that_waits_later(only: int | None) -> None:
+    (elsewhere, means), (here, others) = on_ranks(2, _reused, only)
+    assert torch.equal(means, others) and means.any()
+    assert [text[:3] for text in elsewhere] == [text[:3] for text in here] == ["3: "]
+    assert here[0].startswith("3: your own hook calls lgreco_hook")
+    assert only is None or elsewhere[0].startswith("3: rank 1 failed with error code ")
+
+
+def _steps_in_its_hook(rank: int) -> tuple[list[str], torch.Tensor]:
+    """The hook applies the means as soon as it has them. A gradient of rank 1 is not finite. Returns the errors, and the
+    parameters after each step."""
+    ddp, told, trained = DDP(Linear(), bucket_cap_mb=0.005), [], []
+
+    def learning(state: LGreCoState, bucket: dist.GradBucket) -> Future:
+        parameters, parts = bucket.parameters(), bucket.gradients()
+
+        def learn(done: Future) -> torch.Tensor:
+            with torch.no_grad():
+                for p, part in zip(parameters, parts):
+                    p.sub_(part)
+            return done.value()
+
+        return lgreco_hook(state, bucket).then(learn)
+
+    ddp.register_comm_hook(LGreCoState(None, ddp, **OPTIONS), learning)
+    for at in range(6):
+        given = gradients(rank, at)
+        if at == 4 and rank == 1:
+            given["second"][0, 0] = float("inf")
+        try:
+            ddp(given).backward()
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+        trained += [p.detach().flatten().clone() for p in ddp.parameters()]
+        ddp.zero_grad()
+    return told, torch.cat(trained)
+
+
+def test_a_hook_gets_zeros_on_all_ranks_if_a_bucket_fails() -> None:
+    (elsewhere, parameters), (here, others) = on_ranks(2, _steps_in_its_hook)
+    assert [text[:3] for text in elsewhere] == [text[:3] for text in here] == ["4: "]
+    assert torch.equal(parameters, others) and parameters.isfinite().all()

@@ -92,8 +92,19 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
     state = SCHEMES[case.scheme](ddp)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(rank)
-    first = 0
+    first, step = 0, -1
     told: dict[str, Any] = {}
+    buckets, since = [0], 0.0
+    exchange = state.exchange
+
+    def disturbed(bucket: Any) -> Any:
+        buckets[0] += 1
+        if (rank, step, buckets[0], bool(case.kind)) == (VICTIM, case.at, BUCKET, not plan):
+            _happen(case)
+        return exchange(bucket)
+
+    # The state gets this hook before its first bucket. A hook of another kind later would be an error.
+    state.exchange = disturbed
     if plan:
         # DDP rebuilds its buckets after the first backward pass. With more than two ranks, they determine the order
         # of sums.
@@ -114,16 +125,6 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
     def residuals() -> str:
         return digest(state.residual(name) for name in state.names)
 
-    buckets, since = [0], 0.0
-    exchange = state.exchange
-
-    def disturbed(bucket: Any) -> Any:
-        buckets[0] += 1
-        if (rank, step, buckets[0], bool(case.kind)) == (VICTIM, case.at, BUCKET, not plan):
-            _happen(case)
-        return exchange(bucket)
-
-    state.exchange = disturbed
     for step in range(first, case.steps):
         if step % case.every == 0 and not plan:
             save(f"{step}.{rank}.pt", step)

@@ -24,8 +24,9 @@ class BackwardPass:
         """Hooks of the nodes that come after an inner task."""
         self._threads = {threading.main_thread().ident, threading.get_ident()}
         self.is_known = self._ask()
-        """False if no backward pass is under way: in DDP's ``join``, this process has no inputs left and only mirrors
-        the collectives of the others."""
+        """Whether the engine tells of the end of the pass. False if no pass is under way: in DDP's ``join``, this process
+        has no inputs left and only mirrors the collectives of the others. Also False if the caller ends the step, after the
+        pass."""
         if not self.is_known:
             self.forget()
 

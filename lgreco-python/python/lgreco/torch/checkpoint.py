@@ -247,7 +247,7 @@ def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
         # Loading replaces all other values.
         place[name] = None
         if isinstance(stored, TensorStorageMetadata):
-            place[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+            place[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
     if not empty:
         raise LgrecoError(f"the checkpoint has no {'.'.join(path)}")
     return _with_lists(empty)  # type: ignore[no-any-return]

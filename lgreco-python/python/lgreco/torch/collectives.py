@@ -43,7 +43,7 @@ class Started(Protocol):
 def memory(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor over ``length`` bytes at an address. The caller must keep them alive."""
     if length == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer((ctypes.c_uint8 * length).from_address(address), dtype=dtype)
 
 
@@ -171,6 +171,15 @@ def all_gather(parts: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup)
     """Starts an all-gather of equal parts. ``own`` is this rank's part, and is not among ``parts`` yet."""
     parts, own = (values.view(torch.uint8).view(-1) for values in (parts, own))
     return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])
+
+
+def copy_from_rank_0(values: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    """Replaces values by rank 0's. Their order in memory may differ between ranks, and they may have gaps."""
+    # A broadcast sends as many values as there are, in their order in memory.
+    sent = values.contiguous()
+    dist.broadcast(sent, group=group, group_src=0)
+    if not values.is_contiguous():
+        values.copy_(sent)
 
 
 def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:

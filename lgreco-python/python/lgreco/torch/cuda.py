@@ -67,7 +67,7 @@ class Cuda:
 
     def later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Copies numbers to the host after all work enqueued so far. Returns a function that waits for this copy and returns it."""
-        told = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        told = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         told.copy_(numbers, non_blocking=True)
         done = torch.cuda.current_stream(self.device).record_event()
 

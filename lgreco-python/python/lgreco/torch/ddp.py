@@ -11,10 +11,11 @@ from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.groups import expect_group
-from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled
+from lgreco.torch.layers import Layer, no_module, plain_name, uncompiled, without_values
 from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Scaler
 from lgreco.torch.route import methods_of, routed_over
+from lgreco.torch.step_state import Ended
 from lgreco.torch.training import Training
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) 
 
     Register it by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps the
     backward pass, and the others follow at its end. Your own hook may call this one and wait for its future. If some
-    rank has such a hook, the backward pass waits for every bucket on all ranks.
+    rank has such a hook, the backward pass waits for every bucket on all ranks. Ranks agree on this in the state's first
+    step. If the state gets such a hook later, in a new DistributedDataParallel, one step raises an error on every rank.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, settings={"weight": "topk 41"}, start_iter=2)
@@ -40,8 +42,9 @@ def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) 
     41
 
     Raises LgrecoError out of ``backward`` on every rank, when a gradient is not finite or one rank failed. For
-    gradients on a GPU, the next ``backward`` raises it, and the failed bucket's means are zeros. With ``grad_scaler``,
-    gradients that are not finite are no error; they reach the GradScaler on every rank.
+    gradients on a GPU, the next ``backward`` raises it. The failed bucket's means are zeros on every rank, also in the
+    future that your own hook gets. With ``grad_scaler``, gradients that are not finite are no error; they reach the
+    GradScaler on every rank.
     """
     if shard:
         raise TypeError(
@@ -222,6 +225,9 @@ class LGreCoState(Training):
         except LgrecoError as error:
             raise refused or error  # Arguments in the wrong order are two errors.
         parameters = _trainable(model)
+        refused = refused or without_values(parameters) or _steps_in_backward(parameters)
+        if refused is not None:
+            parameters = []  # Lazy ones have no shape.
         layers = [Layer(name, _stored(p), p.dtype) for name, p in parameters]
         told = dict(
             options,
@@ -246,7 +252,6 @@ class LGreCoState(Training):
             on_plan=on_plan,
         )
         self._uncompressed = policy == "uncompressed" and reduce_dtype is None
-        refused = refused or _without_values(parameters)
         if refused is None and not self._uncompressed:
             refused = _sparse(_module(model), {p for _, p in parameters})
         finds_unused = bool(getattr(model, "find_unused_parameters", False))
@@ -285,7 +290,7 @@ class LGreCoState(Training):
         others = ((plain_name(name), p) for name, p in _module(model).named_parameters())
         self._others: dict[torch.Tensor, str] = {p: name for name, p in others if p not in self._layers}
         self._waits: bool | None = None
-        """Whether the backward pass waits for each bucket. None before the first bucket."""
+        """Whether the backward pass waits for each bucket. None before the first bucket, and after an error."""
         self._process_group = process_group if process_group is not None else dist.group.WORLD
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._note_scales(model)
@@ -300,13 +305,23 @@ class LGreCoState(Training):
         gradients = bucket.gradients()
         layers = [self._layer(parameter, gradient) for parameter, gradient in zip(bucket.parameters(), gradients)]
         waits = self._a_hook_may_wait()
-        exchange = self._begin(layers, bucket.buffer(), gradients, self._hold_zeros)
+        unexpected = None if waits or not _called_by_user() else LgrecoError(_NEW_HOOK)
+        exchange = self._begin(layers, bucket.buffer(), gradients, self._hold_zeros, failure=unexpected)
         if bucket.is_last():
             self._end_with_last_bucket()
         elif waits:
             self._complete(exchange)
             exchange.land()
+        elif unexpected is not None:
+            # The hook may wait, and the other ranks complete this bucket only at the end of the backward pass.
+            exchange.land_zeros()
         return exchange.future
+
+    def _finish_step(self) -> None:
+        super()._finish_step()
+        if isinstance(self._state, Ended) and self._state.failure is not None:
+            # All ranks get the error in the same step, so all agree again in the next one.
+            self._waits = None
 
     def metrics_line(self) -> str:
         if self._uncompressed:
@@ -326,10 +341,11 @@ class LGreCoState(Training):
         """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
         Usually a bucket's later collectives start at the end of the backward pass. A hook that waits would keep the
-        pass from reaching its end. Ranks agree at their first bucket, so that all start collectives in the same order.
+        pass from reaching its end. Ranks agree at their first bucket, and again after an error, so that all start
+        collectives in the same order.
         """
         if self._waits is None:
-            waits = torch.tensor(int(_called_by_user()))
+            waits = torch.tensor(int(_called_by_user()), device="cpu")
             try:
                 dist.all_reduce(waits, dist.ReduceOp.MAX, group=self._group)
             except RuntimeError as error:
@@ -373,14 +389,20 @@ def _package_of(names: dict[str, object]) -> str:
     return str(names.get("__name__")).partition(".")[0]
 
 
+_NEW_HOOK = (
+    "your own hook calls lgreco_hook, and the state was used without such a hook before: the means of this step are zeros; continue with "
+    "the next step, in which ranks agree again whether the backward pass waits for hooks"
+)
 _SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=True out, or all to DDP by policy=\"uncompressed\""
 
 
-def _without_values(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
-    """The error for parameters on the meta device, which are replaced when they get values."""
+def _steps_in_backward(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
+    """The error for parameters whose optimizer runs in the backward pass. DDP then registers a hook of its own in the first forward
+    pass."""
     for name, p in parameters:
-        if p.is_meta:
-            return of_layer(name, "the parameter is on the meta device, without values: make the state after to_empty() and initialisation")
+        if hasattr(p, "_in_backward_optimizers"):
+            what = "the parameter has an optimizer by _apply_optimizer_in_backward, for which DDP needs its only communication hook"
+            return of_layer(name, f"{what}: leave it out, and call an optimizer's step() after backward")
     return None
 
 

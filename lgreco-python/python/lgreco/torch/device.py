@@ -114,7 +114,7 @@ class Buckets:
             made = self._make(key, buffer, gradients)
         except (LgrecoError, MemoryError, RuntimeError) as error:
             why = str(error)
-        could = torch.tensor(int(made is not None))
+        could = torch.tensor(int(made is not None), device="cpu")
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
         # An interrupt may come at any time. So the old bucket stays until the new one or the controller has its
         # residuals.
@@ -246,8 +246,9 @@ class Buckets:
         """
         own = [bucket.refusal or bucket.fault[1] for bucket in failed]
         rank, world = self._number(self._everyone.rank()), self._everyone.size()
-        codes = torch.zeros(world * len(failed), dtype=torch.int64)
-        codes.view(world, -1)[rank] = torch.tensor([0 if error is None else error.code or _TRAINER for error in own])
+        codes = torch.zeros(world * len(failed), dtype=torch.int64, device="cpu")
+        own_codes = [0 if error is None else error.code or _TRAINER for error in own]
+        codes.view(world, -1)[rank] = torch.tensor(own_codes, device="cpu")
         dist.all_reduce(codes, group=self._everyone)
         for of_ranks, mine, bucket in zip(codes.view(-1, len(failed)).T.tolist(), own, failed):
             first = bucket.fault[0]

@@ -4,6 +4,7 @@ Every call only enqueues work, unless it says that it waits. ``device.py`` reads
 """
 
 import contextlib
+import copy
 import logging
 import math
 from collections.abc import Callable
@@ -172,7 +173,8 @@ class InDeviceMemory:
                 self._work.wait()
             self._work = None
         if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type]
+            # DDP keeps the future. The copy has no traceback, whose frames would keep the DDP alive.
+            self.future.set_exception(copy.copy(error))  # type: ignore[arg-type]
 
     def deliver(self) -> None:
         """Does not copy, because the means are in place. Later work of the current stream runs after them."""
@@ -186,6 +188,11 @@ class InDeviceMemory:
         if self._buffer is not None and not self.future.done():
             with self._cuda.stream():
                 self.future.set_result(self._buffer)
+
+    def land_zeros(self) -> None:
+        assert self._buffer is not None
+        with self._cuda.stream():
+            self.future.set_result(self._buffer.zero_())
 
 
 class DeviceExchange(InDeviceMemory):

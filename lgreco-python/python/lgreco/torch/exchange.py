@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import copy
 from typing import Protocol
 
 import torch
@@ -21,7 +22,7 @@ class BucketExchange(Protocol):
     """Replaces the gradients of one bucket by means, one collective after another."""
 
     future: torch.futures.Future[torch.Tensor]
-    """Its result is the buffer, once that holds the means."""
+    """Its result is the buffer, once that holds the means, or zeros after a failure."""
 
     @property
     def is_lost(self) -> bool:
@@ -69,7 +70,8 @@ class BucketExchange(Protocol):
         """Waits until no collective uses the bucket's memory, and sets the future's exception."""
 
     def deliver(self) -> None:
-        """Overwrites the gradients with the means, but only once, because the trainer may change them afterwards."""
+        """Overwrites the gradients with the means, but only once, because the trainer may change them afterwards. After a
+        failure that all ranks know, the means are zeros, so that the ranks' parameters stay the same."""
 
     def let_go(self) -> None:
         """Releases the buffer. The means were delivered, and the future is not used."""
@@ -77,11 +79,14 @@ class BucketExchange(Protocol):
     def land(self) -> None:
         """Delivers the means and completes the future."""
 
+    def land_zeros(self) -> None:
+        """Completes the future with zeros before the exchange ends, after a failure that ``submit`` has reported."""
+
 
 class HostExchange:
     """The exchange of one bucket in the host's memory. Gradients on a GPU are copied to the host and back.
 
-    In a step that all ranks have refused there is no ``bucket``, and the gradients stay unchanged.
+    In a step that all ranks have refused there is no ``bucket``, and the means are zeros.
     """
 
     def __init__(
@@ -98,6 +103,9 @@ class HostExchange:
         self._host = buffer
         self._is_delivered = False
         self._failure: Exception | None = None
+        """This rank's failure."""
+        self._has_means = bucket is not None
+        """False once all ranks know that the bucket has no means."""
         self._work: Started | None = None
         self._is_held = False
         """Whether only the last collective of a bucket over nodes is left. It is held until all buckets have reached
@@ -167,6 +175,7 @@ class HostExchange:
             if self.bucket.is_paused:
                 # The other ranks do not know of this error, and wait for the last collective.
                 raise MemoryError(str(error)) from error
+            self._has_means = False
             if self._failure is None:
                 raise
             if isinstance(self._failure, LgrecoError):
@@ -199,10 +208,15 @@ class HostExchange:
         if self.is_lost and self not in _LOST:
             _LOST.append(self)
         if not self.future.done():
-            self.future.set_exception(error)  # type: ignore[arg-type]
+            # DDP keeps the future. The copy has no traceback, whose frames would keep the DDP alive.
+            self.future.set_exception(copy.copy(error))  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        if self._host is not self.buffer and not self._is_delivered:
+        if self._is_delivered:
+            return
+        if not self._has_means:
+            self.buffer.zero_()
+        elif self._host is not self.buffer:
             self.buffer.copy_(self._host)
         self._is_delivered = True
 
@@ -213,3 +227,6 @@ class HostExchange:
         self.deliver()
         if not self.future.done():
             self.future.set_result(self.buffer)
+
+    def land_zeros(self) -> None:
+        self.future.set_result(self.buffer.zero_())

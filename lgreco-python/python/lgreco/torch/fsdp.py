@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.cuda import Cuda, device_of, where_they_stay
+from lgreco.torch.finalization import Finalization, replace_method
 from lgreco.torch.groups import expect_group
 from lgreco.torch.layers import Layer, frozen_before, plain_name, reshard
 from lgreco.torch.options import Options, wrong_route
@@ -67,24 +68,20 @@ class _Unit:
     def note_present(self, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
         """Records in each step which parameters of the unit have a gradient, if this version of FSDP allows it. FSDP
         omits the others."""
-        group = self.group
-        prepare = getattr(group, "_prepare_reduce_scatter_inputs", None)
-        if prepare is None:
-            return
-        # An earlier state may have wrapped the method. Wrap FSDP's own method instead.
-        prepare = getattr(prepare, "_of_fsdp", prepare)
 
-        def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
-            self.present = [indices[p] for p in fsdp_params if p in indices]
-            if not self._has_warned and len(self.present) < len(self.parameters):
-                self._has_warned = True
-                absent = next(index for index in range(len(self.parameters)) if index not in self.present)
-                _LOG.warning(_LEFT_OUT, self.parameters[absent].name, dist.get_rank())
-            self.later = next((names[p.sharded_param] for p in fsdp_params if p not in indices), None)
-            return prepare(fsdp_params, gradients, world)
+        def noting(prepare: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
+                self.present = [indices[p] for p in fsdp_params if p in indices]
+                if not self._has_warned and len(self.present) < len(self.parameters):
+                    self._has_warned = True
+                    absent = next(index for index in range(len(self.parameters)) if index not in self.present)
+                    _LOG.warning(_LEFT_OUT, self.parameters[absent].name, dist.get_rank())
+                self.later = next((names[p.sharded_param] for p in fsdp_params if p not in indices), None)
+                return prepare(fsdp_params, gradients, world)
 
-        noted._of_fsdp = prepare  # type: ignore[attr-defined]
-        group._prepare_reduce_scatter_inputs = noted
+            return noted
+
+        replace_method(self.group, "_prepare_reduce_scatter_inputs", noting)
 
     def lens_of(self, elements: int) -> list[int]:
         """Number of elements of each shard whose parameter has a gradient. ``elements`` is the expected sum."""
@@ -197,10 +194,18 @@ class LGreCoShardedState(Training):
                 owner.set_all_reduce_hook(later)
             else:
                 owner.set_custom_reduce_scatter(later)  # type: ignore[arg-type]
+        self._finalization = Finalization(module, self)
+
+    def _end_backward(self) -> None:
+        if self._finalization.is_awaited():
+            self._await_caller()
+        else:
+            super()._end_backward()
 
     def _exchange(self, unit: _Unit, buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
         if buffer.dtype != unit.dtype:
             raise LgrecoError(f"{unit.parameters[0].name}: the gradient is {buffer.dtype}, expected {unit.dtype}")
+        self._finalization.expect_root(unit.parameters[0].name)
         self._exchange_unit([unit.layers[index] for index in unit.present], buffer, list(gradients))
 
 
@@ -215,19 +220,16 @@ class _AllReduce:
 
     def _forget_at_reset(self) -> None:
         """Forgets these sums in ``reset_iter_state()``, which discards all gradients of an iteration that has failed."""
-        group, awaiting = self._unit.group, self._awaiting
-        reset = getattr(group, "_reset_iter_state", None)  # since PyTorch 2.15
-        if reset is None:
-            return
-        # An earlier state may have wrapped the method.
-        reset = getattr(reset, "_of_fsdp", reset)
+        awaiting = self._awaiting
 
-        def forgotten() -> None:
-            awaiting.clear()
-            reset()
+        def forgetting(reset: Callable[[], None]) -> Callable[[], None]:
+            def forgotten() -> None:
+                awaiting.clear()
+                reset()
 
-        forgotten._of_fsdp = reset  # type: ignore[attr-defined]
-        group._reset_iter_state = forgotten
+            return forgotten
+
+        replace_method(self._unit.group, "_reset_iter_state", forgetting)  # since PyTorch 2.15
 
     def __call__(self, shard: torch.Tensor) -> None:
         unit = self._unit

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
@@ -48,6 +49,16 @@ def no_module(model: object) -> LgrecoError | None:
     if isinstance(model, torch.nn.Module):
         return None
     return LgrecoError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+
+
+def without_values(named: Iterable[tuple[str, torch.Tensor]]) -> LgrecoError | None:
+    """The error for trainable parameters that are replaced when they get values, or None."""
+    for name, p in named:
+        if p.requires_grad and is_lazy(p):
+            return of_layer(plain_name(name), "the parameter is of a lazy module, and has no shape: run a forward pass of the model before")
+        if p.requires_grad and p.is_meta:
+            return of_layer(plain_name(name), "the parameter is on the meta device, without values: call to_empty() and initialise it before")
+    return None
 
 
 def frozen_before(name: str) -> LgrecoError:

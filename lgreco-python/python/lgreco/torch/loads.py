@@ -93,9 +93,9 @@ class LoadedWeights:
         weights = sorted((at, values) for at, values in self._sent.items() if isinstance(at, int))
         outcome = 0 if failure is None else kind
         own = [outcome, self._index, _word(weights), *(_word(self._sent.get(part)) for part in _PARTS)]
-        told = torch.zeros(len(own) * self._group.size(), dtype=torch.int64)
+        told = torch.zeros(len(own) * self._group.size(), dtype=torch.int64, device="cpu")
         at = len(own) * self._group.rank()
-        told[at : at + len(own)] = torch.tensor(own)
+        told[at : at + len(own)] = torch.tensor(own, device="cpu")
         self._under_way = gather(told, self._group), told, failure
 
     def compare(self) -> LgrecoError | None:

@@ -83,7 +83,7 @@ class NodeBuckets(Buckets):
             memory = NodeBucket(self.cuda, buffer, gradients, shards, self._local, self._halves)
         except (LgrecoError, MemoryError, RuntimeError) as error:
             why = str(error)
-        could = torch.tensor(int(memory is not None))
+        could = torch.tensor(int(memory is not None), device="cpu")
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._everyone)
         if memory is None or could.item() == 0:
             self._take_home(key)

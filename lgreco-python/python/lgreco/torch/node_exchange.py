@@ -180,7 +180,7 @@ class NodeExchange(InDeviceMemory):
         """Whether the exchange with the peers has failed, as a tensor of one number."""
         if self._outcome.resident is not None:
             return self._buckets.found_inf(self._outcome.resident)
-        return torch.full((1,), float(self._has_failed_on_host), device=self._cuda.device)
+        return torch.full((1,), float(self._has_failed_on_host), dtype=torch.float32, device=self._cuda.device)
 
     def is_flying(self) -> bool:
         return self._stage not in (_Stage.OPEN, _Stage.DONE)

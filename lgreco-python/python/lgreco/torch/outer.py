@@ -1,7 +1,6 @@
 """Outer steps of local training: averages models that processes train separately, in few bytes (DiLoCo, SparseLoCo)."""
 
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ import torch.distributed as dist
 from lgreco._errors import of_layer
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.checkpoint import Checkpointed
-from lgreco.torch.collectives import ExchangeError, gather
+from lgreco.torch.collectives import ExchangeError, copy_from_rank_0, gather
 from lgreco.torch.fragment import Fragment
 from lgreco.torch.groups import agree, own_group, release_with
-from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard
+from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, without_values
 from lgreco.torch.loads import Loads, checksum
 from lgreco.torch.options import Options
 from lgreco.torch.outer_options import averaged, divided, idle_or_wrong, options_of, shared
@@ -59,8 +58,9 @@ class OuterStep(Reports, Checkpointed[None]):
         ranks. Frozen parameters and buffers, such as BatchNorm's running means, are neither copied nor averaged: each
         process has its own. If ranks later load the same weights by ``load_state_dict``, they continue from these.
         After any other change of the weights call ``restart``. A parameter that is unfrozen later is an error on all
-        ranks at the next outer step. For a sharded model, each process averages its own shards, and ``process_group``
-        has the ranks that hold the same shards.
+        ranks at the next outer step. A parameter that is frozen later still gets the outer steps' momentum and its
+        residual, until another OuterStep is made. For a sharded model, each process averages its own shards, and
+        ``process_group`` has the ranks that hold the same shards.
     every
         Number of inner steps between two outer steps, at least 1. SparseLoCo uses 30.
     learning_rate, momentum
@@ -113,7 +113,7 @@ class OuterStep(Reports, Checkpointed[None]):
         process_group: dist.ProcessGroup | None = None,
         **options: "Unpack[Options]",
     ) -> None:
-        failure: Exception | None = no_module(model) or averaged(model)
+        failure: Exception | None = no_module(model) or averaged(model) or without_values(model.named_parameters())
         if failure is None:
             reshard(model)
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
@@ -168,7 +168,9 @@ class OuterStep(Reports, Checkpointed[None]):
         agree(self._compares, together, described, failure)
         self.steps = 0
         vars(self).update(every=every, delay=delay)  # They are never assigned again.
-        self._model, self._process_group = weakref.ref(model), process_group
+        self._process_group = process_group
+        self._model = model
+        """Kept alive: it may be a container that the user has made only for this object, or a compiled model."""
         self._names = {name: p for name, p in named}
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
         self._has_begun = False
@@ -178,7 +180,7 @@ class OuterStep(Reports, Checkpointed[None]):
         this state."""
         before = checksum(self._own())
         for _, p in named:
-            dist.broadcast(local(p.detach()), group=process_group, group_src=0)
+            copy_from_rank_0(local(p.detach()), process_group)
         self._replaced = None if before == checksum(self._own()) else before
         """The checksum of the parameters that this rank had before it got rank 0's; None if they were the same."""
         self._fragments = [
@@ -246,7 +248,7 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Their fragments would have their turns at different times, and ranks would wait for each other.
         """
-        numbers = torch.full((self._compares.size(),), self.steps, dtype=torch.int64)
+        numbers = torch.full((self._compares.size(),), self.steps, dtype=torch.int64, device="cpu")
         try:
             gather(numbers, self._compares).wait()
         except RuntimeError as error:
@@ -264,8 +266,7 @@ class OuterStep(Reports, Checkpointed[None]):
     def _reshard(self) -> None:
         """Frees gathered parameters, which a forward pass without a backward pass leaves. The next forward pass then gathers the
         parameters that this object changes."""
-        if (model := self._model()) is not None:
-            reshard(model)
+        reshard(self._model)
 
     @torch.no_grad()
     def _all(self, do: Callable[[Fragment, int], None]) -> None:
@@ -305,7 +306,7 @@ class OuterStep(Reports, Checkpointed[None]):
         self._reshard()
         for fragment in self._fragments:
             for p in fragment.parameters:
-                dist.broadcast(p.detach(), group=self._process_group, group_src=0)
+                copy_from_rank_0(p.detach(), self._process_group)
             fragment.start_from(fragment.parameters)
 
     def _own(self) -> list[torch.Tensor]:
@@ -321,13 +322,12 @@ class OuterStep(Reports, Checkpointed[None]):
 
     def _changed(self) -> LgrecoError | None:
         """The error if the model no longer trains the same parameters."""
-        model = self._model()
-        for name, p in [] if model is None else model.named_parameters():
+        for name, p in self._model.named_parameters():
             if not p.requires_grad or local(p).numel() == 0:
                 continue
             name = plain_name(name)
             if name not in self._names:
-                return of_layer(name, "the parameter was not trainable when the OuterStep was made: make another, and load the state")
+                return of_layer(name, "the parameter was not trainable when the OuterStep was made: make another OuterStep")
             if not self._is_flat and type(p) is torch.nn.Parameter and type(self._names[name]) is torch.nn.Parameter and p is not self._names[name]:
                 return of_layer(name, "the model has another parameter in its place than when the OuterStep was made: make another")
         return None

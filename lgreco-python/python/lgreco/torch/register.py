@@ -16,7 +16,8 @@ from lgreco.torch.layers import uncompiled
 def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoShardedState | LGreCoFSDP1State:
     """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``.
 
-    The module may be compiled. The options are those of the state that it returns. Raises LgrecoError for other modules.
+    The module may be compiled. The options are those of the state that it returns. With DDP, ``process_group`` may be left out: it
+    is the group of the DDP. Raises LgrecoError for other modules.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = register(model, settings={"weight": "qsgd 4"}, start_iter=2)
@@ -29,9 +30,11 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
     if isinstance(module, DistributedDataParallel):
         if hooks := getattr(module, "_comm_hooks", None):
             names = ", ".join(getattr(hook, "__name__", repr(hook)) for hook, *_ in hooks)
-            way_out = "PyTorch allows one: wrap the module in another DistributedDataParallel, and register that"
-            raise LgrecoError(f"the DistributedDataParallel has a communication hook, {names}, and {way_out}")
-        state = LGreCoState(module.process_group, module, **options)
+            way_out = "wrap the module in another DistributedDataParallel, and register that"
+            if (feature := _with_own_hook(module)) is not None:
+                way_out = f"DistributedDataParallel itself has registered it for {feature}, so leave that out"
+            raise LgrecoError(f"the DistributedDataParallel has a communication hook, {names}, and PyTorch allows one: {way_out}")
+        state = LGreCoState(options.pop("process_group", None), module, **options)
         module.register_comm_hook(state, lgreco_hook)
         return state
     if isinstance(module, FSDPModule):
@@ -40,3 +43,11 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
         return LGreCoFSDP1State(module, **options)
     expected = "a model in DistributedDataParallel or FullyShardedDataParallel, or after fully_shard: wrap it first"
     raise LgrecoError(f"found a {type(given).__name__}, expected {expected}")
+
+
+def _with_own_hook(module: DistributedDataParallel) -> str | None:
+    """The feature for which DistributedDataParallel registers a hook itself, or None."""
+    if getattr(module, "mixed_precision", None) is not None:
+        return "mixed_precision"
+    in_backward = any(hasattr(p, "_in_backward_optimizers") for p in module.parameters())
+    return "_apply_optimizer_in_backward" if in_backward else None

@@ -299,6 +299,16 @@ class Steps:
             # Runs after DDP's own callback, which ends DDP's step, so that DDP can continue after an error.
             queue(self._end_step)
 
+    def _await_caller(self) -> None:
+        """Notes at the end of a backward pass that the caller will end the step, by ``_end_outside_pass``."""
+        if isinstance(self._state, UnderWay):
+            self._state.backward.is_known = False
+
+    def _end_outside_pass(self) -> None:
+        """Ends the step, if the end of its backward pass is unknown. Raises the step's error, which all ranks get."""
+        if isinstance(self._state, UnderWay) and not self._state.backward.is_known:
+            self._end_with_last_bucket()
+
     def _end_step(self) -> None:
         """Calls ``on_plan``, and raises the step's error, which all ranks get."""
         has_new_plan, self._has_new_plan = self._has_new_plan, False
@@ -339,6 +349,11 @@ class Steps:
         rank, step = self._group.rank(), self._controller.steps
         what = "a bucket cannot be exchanged" if isinstance(cause, LgrecoError) else "a collective has failed"
         return ExchangeError(f"rank {rank}, step {step}: {what}, and the step is taken back: {cause}")
+
+    def _break_off(self) -> None:
+        """Records that the caller will not end the step. If no backward pass is under way, the next call undoes it."""
+        if isinstance(self._state, UnderWay):
+            self._state.backward.is_known = True
 
     def _take_back_left_over(self, layers: list[int] | None = None) -> None:
         """Undoes a step whose backward pass ended early, by the user's exception or an interrupt."""

@@ -87,7 +87,7 @@ class Exchanging(UnderWay):
 
 @dataclass
 class Refused(UnderWay):
-    """All ranks know that the step cannot be performed. Nothing is exchanged in it, and gradients stay unchanged."""
+    """All ranks know that the step cannot be performed. Nothing is exchanged in it, and means are zeros."""
 
     failure: LgrecoError
 

@@ -242,7 +242,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         if name not in self.names:
             raise LgrecoError(f"no layer is called {name!r}: `names` has the names")
         values = bytearray(self._controller.residual(self.names.index(name)))
-        return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
+        return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
         """This rank's state by layer name. Every rank saves its own. Bytes are uint8 tensors, for ``weights_only=True``.
