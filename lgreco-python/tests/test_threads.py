@@ -37,8 +37,12 @@ def _seconds_of(name: str) -> tuple[int, float]:
     """The threads of this process whose names begin with ``name``: how many there are, and their seconds of processor time."""
     count, seconds = 0, 0.0
     for thread in pathlib.Path("/proc/self/task").iterdir():
-        if (thread / "comm").read_text().startswith(name):
-            count, seconds = count + 1, seconds + 1e-9 * int((thread / "schedstat").read_text().split()[0])
+        try:
+            comm, schedstat = (thread / "comm").read_text(), (thread / "schedstat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread of the plan has ended since it was listed
+        if comm.startswith(name):
+            count, seconds = count + 1, seconds + 1e-9 * int(schedstat.split()[0])
     return count, seconds
 
 
