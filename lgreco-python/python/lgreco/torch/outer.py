@@ -1,8 +1,6 @@
 """Outer steps of local training: averages models that processes train separately, in few bytes (DiLoCo, SparseLoCo)."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,17 +15,13 @@ from lgreco.torch.groups import agree, own_group, release_with
 from lgreco.torch.layers import Layer, is_flat, local, no_module, plain_name, reshard, without_values
 from lgreco.torch.loads import Loads, checksum
 from lgreco.torch.options import Options
-from lgreco.torch.outer_options import averaged, divided, idle_or_wrong, options_of, shared
+from lgreco.torch.outer_options import (
+    averaged, divided, idle_or_wrong, options_of, shared, unknown_or_scaled, wrong_numbers, wrong_settings, wrong_steps,
+)  # fmt: skip
 from lgreco.torch.reports import Reports
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-_OPTIONS = (
-    "process_group", "every", "learning_rate", "momentum", "feedback_decay", "fragments", "delay", "joined", "forget_moved",
-    *(name for name in Options.__annotations__ if name != "grad_scaler"),
-)  # fmt: skip
 
 
 class OuterStep(Reports, Checkpointed[None]):
@@ -118,28 +112,11 @@ class OuterStep(Reports, Checkpointed[None]):
             reshard(model)
         named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad] if failure is None else []
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
-        if failure is not None:
-            pass  # ``agree`` reports it to all ranks.
-        elif not named:
+        if failure is None and not named:
             failure = LgrecoError("the model has no trainable parameters")
-        elif (unknown := next((name for name in options if name not in Options.__annotations__), None)) is not None:
-            failure = LgrecoError(f'no option is called "{unknown}"; there are {", ".join(_OPTIONS)}')
-        elif not isinstance(every, Integral) or every < 1:
-            failure = LgrecoError(f"every is {every!r}, expected a whole number of at least 1")
-        elif not isinstance(fragments, Integral) or not 1 <= fragments <= min(every, len(named)):
-            failure = LgrecoError(f"fragments is {fragments!r}, expected 1 to {min(every, len(named))}: steps and layers there are")
-        elif not isinstance(delay, Integral) or not 0 <= delay < every:
-            failure = LgrecoError(f"delay is {delay!r}, expected 0 to {every - 1}: the next outer step begins after {every}")
-        ranges: list[tuple[str, float, Callable[[float], bool], str]] = [
-            ("learning_rate", learning_rate, lambda x: 0.0 < x < math.inf, "a number above 0"),
-            ("momentum", momentum, lambda x: 0.0 <= x < 1.0, "a number from 0 to below 1"),
-            ("feedback_decay", feedback_decay, lambda x: 0.0 < x <= 1.0, "a number above 0 and at most 1"),
-        ]
-        for what, value, holds, expected in ranges:
-            if not isinstance(value, Real) or not holds(float(value)):
-                failure = LgrecoError(f"{what} is {value!r}, expected {expected}")
-        if "grad_scaler" in options:
-            failure = LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
+        if failure is None:
+            numbers = {"learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
+            failure = unknown_or_scaled(options) or wrong_steps(every, fragments, delay, len(named)) or wrong_numbers(numbers)
         if failure is None:
             failure = idle_or_wrong(told, forget_moved)
             every, fragments, delay = int(every), int(fragments), int(delay)
@@ -150,15 +127,9 @@ class OuterStep(Reports, Checkpointed[None]):
         named = [(name, p) for name, p in named if local(p).numel() > 0]
         if failure is None and not named:
             failure = LgrecoError("this rank holds no element of any trainable parameter of the model")
-        settings: Any = options.get("settings") or {}
-        if not isinstance(settings, Mapping):
-            failure = LgrecoError(f"settings is {settings!r}, expected a setting per name of a layer")
         if failure is None:
             layers = [f"joined.{index}" for index in range(fragments)] if joined else [name for name, _ in named]
-            unknown = [name for name in settings if name not in layers]
-            if unknown:
-                what = "fragment whose layers are joined" if joined else "trainable parameter of the model"
-                failure = LgrecoError(f"settings for {unknown[0]!r}, which is no {what}")
+            failure = wrong_settings(options.get("settings"), layers, joined)
         together = {"every": every, "learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
         together.update(fragments=fragments, delay=delay, joined=joined, forget_moved=forget_moved)
         described = [Layer(name, list(local(p).shape), p.dtype).described() for name, p in named]

@@ -1,6 +1,9 @@
 """Options of outer steps: checks, the division of a model into fragments, and the options of each fragment."""
 
-from numbers import Integral
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +14,57 @@ from lgreco.torch.groups import expect_group
 from lgreco.torch.layers import local, sharded_over, uncompiled
 from lgreco.torch.options import Options, wrong_route
 from lgreco.torch.route import methods_of
+
+_OPTIONS = (
+    "process_group", "every", "learning_rate", "momentum", "feedback_decay", "fragments", "delay", "joined", "forget_moved",
+    *(name for name in Options.__annotations__ if name != "grad_scaler"),
+)  # fmt: skip
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "learning_rate": (math.nextafter(0.0, 1.0), math.nextafter(math.inf, 0.0), "a number above 0"),
+    "momentum": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
+    "feedback_decay": (math.nextafter(0.0, 1.0), 1.0, "a number above 0 and at most 1"),
+}
+"""The least and the greatest value of each option, and both in words."""
+
+
+def unknown_or_scaled(options: Mapping[str, Any]) -> LgrecoError | None:
+    """The error for an option that OuterStep does not have, or None."""
+    for name in options:
+        if name == "grad_scaler":
+            return LgrecoError("pseudo-gradients are not scaled: leave grad_scaler out")
+        if name not in Options.__annotations__:
+            return LgrecoError(f'no option is called "{name}"; there are {", ".join(_OPTIONS)}')
+    return None
+
+
+def wrong_steps(every: int, fragments: int, delay: int, layers: int) -> LgrecoError | None:
+    """The error for numbers of steps and fragments that do not fit together, or None."""
+    if not isinstance(every, Integral) or every < 1:
+        return LgrecoError(f"every is {every!r}, expected a whole number of at least 1")
+    if not isinstance(fragments, Integral) or not 1 <= fragments <= min(every, layers):
+        return LgrecoError(f"fragments is {fragments!r}, expected 1 to {min(every, layers)}: steps and layers there are")
+    if not isinstance(delay, Integral) or not 0 <= delay < every:
+        return LgrecoError(f"delay is {delay!r}, expected 0 to {every - 1}: the next outer step begins after {every}")
+    return None
+
+
+def wrong_numbers(numbers: Mapping[str, object]) -> LgrecoError | None:
+    """The error for the first number outside its range, or None."""
+    for name, value in numbers.items():
+        least, greatest, expected = _RANGES[name]
+        if not isinstance(value, Real) or not least <= float(value) <= greatest:
+            return LgrecoError(f"{name} is {value!r}, expected {expected}")
+    return None
+
+
+def wrong_settings(settings: object, layers: Sequence[str], joined: bool) -> LgrecoError | None:
+    """The error for settings of layers that there are not, or None."""
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        return LgrecoError(f"settings is {settings!r}, expected a setting per name of a layer")
+    what = "fragment whose layers are joined" if joined else "trainable parameter of the model"
+    return next((LgrecoError(f"settings for {name!r}, which is no {what}") for name in settings if name not in layers), None)
 
 
 def averaged(model: torch.nn.Module) -> LgrecoError | None:
