@@ -355,7 +355,9 @@ impl Controller {
 
     /// Opens the step for buckets.
     fn opened(&mut self) -> Stage {
-        self.scheduler.open(self.control.broken());
+        let opened = self.scheduler.open(self.control.broken());
+        // The first bucket reports the error to the other ranks.
+        self.late = self.late.or(opened.err());
         self.arenas.next_step();
         for state in &mut self.states {
             (state.undo, state.status) = (Undo::Nothing, BucketStatus::Waiting);

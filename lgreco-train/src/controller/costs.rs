@@ -1,6 +1,6 @@
 //! Computes the seconds of every option from measurements.
 
-use super::buffers::{values, workspace};
+use super::buffers::{grow, values, workspace};
 use super::compute::{Compute, DENSE, work};
 use super::link::Line;
 use super::observed::Means;
@@ -155,7 +155,8 @@ impl Costs {
         let (shape, dtype) = (tensor.shape, tensor.dtype);
         let gradient = Gradient::new(mean.values(), shape)?;
         let mut workspace = workspace(setting.encode_workspace_len(shape, dtype))?;
-        let mut payload = vec![0; setting.payload_len(shape, dtype)?];
+        let mut payload = Vec::new();
+        grow(&mut payload, setting.payload_len(shape, dtype)?)?;
         let mut decoded = values(shape.elements())?;
         let stream = Stream { layer: layer as u32, ..Stream::default() };
         let mut least = [f64::INFINITY; 2];

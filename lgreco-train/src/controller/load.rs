@@ -1,6 +1,6 @@
 //! Continuing from saved states.
 
-use super::buffers::list;
+use super::buffers::{list, values, workspace};
 use super::decision::LayerSetting;
 use super::layer::LayerState;
 use super::layer_plan::LayerPlan;
@@ -228,12 +228,11 @@ pub(super) fn sorted<'a>(parts: &[&'a [u8]], methods: &Methods) -> Result<(Vec<R
 /// The sum of residuals, times `scale`. A single residual with a scale of 1 stays exactly the same.
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
-    let restore =
-        |saved: &SavedState<'_>| saved.restore(super::buffers::workspace(saved.residual().state_len(saved.shape()))?);
+    let restore = |saved: &SavedState<'_>| saved.restore(workspace(saved.residual().state_len(saved.shape()))?);
     let mut memory = restore(first)?;
     if memories.len() > 1 || scale != 1.0 {
-        let mut sum = vec![0.0; first.shape().elements()];
-        let mut values = sum.clone();
+        let elements = first.shape().elements();
+        let (mut sum, mut values) = (values(elements)?, values(elements)?);
         for saved in memories {
             restore(saved)?.values(&mut values)?;
             sum.iter_mut().zip(&values).for_each(|(sum, x)| *sum += x * scale);

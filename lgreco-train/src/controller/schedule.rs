@@ -323,7 +323,11 @@ impl Scheduler {
     }
 
     /// Opens the step for buckets. `broken` means that some gradient is not finite. The step then does not belong to the window.
-    pub(super) fn open(&mut self, broken: bool) {
+    ///
+    /// # Errors
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) if a window begins. The step is open nevertheless, and the window
+    /// begins anew with the next step.
+    pub(super) fn open(&mut self, broken: bool) -> Result<(), Error> {
         let Schedule { window, lead, .. } = self.config.schedule;
         let near = self.due.is_some_and(|due| {
             let end = self.step.saturating_add(lead);
@@ -331,9 +335,10 @@ impl Scheduler {
         });
         self.watches = near && !broken;
         self.window.steps += u64::from(self.watches);
-        if self.window.steps == 1 && self.watches() {
-            self.window.open(&self.tensors);
+        if self.window.steps != 1 || !self.watches() {
+            return Ok(());
         }
+        self.window.open(&self.tensors).inspect_err(|_| self.forget())
     }
 
     /// Ends the step.

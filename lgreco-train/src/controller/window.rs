@@ -3,6 +3,8 @@
 //! has made sparse.
 
 use super::Tensor;
+use super::buffers::values;
+use crate::Error;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
 use alloc::sync::Arc;
 use alloc::vec;
@@ -29,11 +31,14 @@ impl Window {
     }
 
     /// Allocates the means, at the first step.
-    pub(super) fn open(&mut self, tensors: &[Tensor]) {
+    ///
+    /// # Errors
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+    pub(super) fn open(&mut self, tensors: &[Tensor]) -> Result<(), Error> {
         for (mean, tensor) in self.means_mut().iter_mut().zip(tensors) {
-            // Zeros from the allocator take no memory until they are written.
-            *mean = vec![0.0; tensor.shape.elements()];
+            *mean = values(tensor.shape.elements())?;
         }
+        Ok(())
     }
 
     /// Records that a device has a layer's mean, and has changed it. A copy on the host is then out of date.

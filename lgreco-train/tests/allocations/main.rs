@@ -184,6 +184,50 @@ fn no_memory_for_a_bucket_is_told_to_all() {
     assert!(results.iter().all(|steps| steps[4] == Ok(true)), "{results:?}");
 }
 
+/// The measuring rank has no memory for the gradients of the window. All ranks get an error in the same step, and the process does
+/// not abort. The window begins in the next step.
+#[cfg(feature = "std")] // for ranks on threads
+#[test]
+fn no_memory_for_the_window_is_told_to_all() {
+    let results = threads::run(2, |mut worker| {
+        let mut config = Config::new(Search::new(Method::TopK));
+        config.policy = Policy::LGreco { solver: Default::default(), accordion: None };
+        (config.schedule.warmup, config.schedule.window) = (3, 2);
+        let layers = vec![Tensor::new("a", &[64, 32], Dtype::F32).expect("a layer")];
+        let mut controller =
+            Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
+        let mut step = |refused: bool| -> Result<bool, Error> {
+            controller.begin_step(0.1)?;
+            loop {
+                // Refuses 4 KiB or more. The window's mean takes 8 KiB.
+                REFUSED.set(if refused && worker.rank() == 0 { 4096 } else { usize::MAX });
+                let request = controller.control();
+                REFUSED.set(usize::MAX);
+                match request? {
+                    Some(request) => request.perform(&mut worker)?,
+                    None => break,
+                }
+            }
+            let mut values: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.7).sin()).collect();
+            let values = &mut [ValuesMut::F32(&mut values)];
+            let mut bucket = controller.open(&[0])?;
+            let exchanged = bucket.submit(values).and_then(|()| {
+                while let Some(request) = bucket.next(values)? {
+                    request.perform(&mut worker)?;
+                }
+                Ok(())
+            });
+            controller.close(bucket)?;
+            let switched = controller.finish_step()?.switched;
+            exchanged.map(|()| switched)
+        };
+        [step(false), step(true), step(false), step(false), step(false)]
+    });
+    let none = Err(Error::Core(CoreError::OutOfMemory { words: 1024 }));
+    assert_eq!(results[0], [Ok(false), none, Ok(false), Ok(true), Ok(false)]);
+    assert_eq!(results[1], [Ok(false), Err(Error::Peer { rank: 0, code: 7 }), Ok(false), Ok(true), Ok(false)]);
+}
+
 /// A group whose allocations are neither refused nor counted.
 #[cfg(feature = "std")] // for ranks on threads
 struct Unlimited<'a>(&'a mut threads::ThreadCollective);

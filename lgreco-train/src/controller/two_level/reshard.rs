@@ -3,7 +3,7 @@
 use super::Topology;
 use super::division::{Division, shard};
 use crate::compress::Setting;
-use crate::controller::buffers::values;
+use crate::controller::buffers::{grow, values, workspace};
 use crate::controller::decision::LayerSetting;
 use crate::controller::state_format::{Layer, Layers, Owner};
 use crate::controller::{Tensor, Uncompressed};
@@ -114,13 +114,14 @@ fn of_node<'a>(whole: &[Tensor], topology: &Topology, states: &[&Shards<'a>]) ->
         for (layer, cut, overlap) in &parts {
             let Some(memory) = layer.as_ref().and_then(|layer| layer.memory) else { continue };
             let mut part = values(cut.len())?;
-            memory.restore(vec![0; memory.residual().state_len(memory.shape())])?.values(&mut part)?;
+            memory.restore(workspace(memory.residual().state_len(memory.shape()))?)?.values(&mut part)?;
             let from = &part[overlap.start - cut.start..overlap.end - cut.start];
             all[overlap.start - range.start..overlap.end - range.start].copy_from_slice(from);
         }
         let mut memory = Memory::owned(kept.residual(), layer.shape)?;
         memory.set(&all, Stream::default())?;
-        let mut bytes = vec![0; memory.part_len()];
+        let mut bytes = Vec::new();
+        grow(&mut bytes, memory.part_len())?;
         memory.save_part(&mut bytes);
         layers.push((layer, Some(bytes)));
     }
