@@ -159,8 +159,13 @@ fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) ->
     if shape.elements() == 0 {
         return expect_len("bytes of an empty tensor's body", 0, body.len());
     }
+    // An element that the method leaves out must not keep its old value.
+    values.fill(f32::NAN);
     setting.method().decode(&parameters, shape, body, values)?;
-    Error::require_body(values.iter().all(|x| x.is_finite()), "it decodes to a value that is not finite")
+    Error::require_body(
+        values.iter().all(|x| x.is_finite()),
+        "it decodes to a value that is not finite, or leaves out an element",
+    )
 }
 
 #[cfg(test)]
@@ -169,7 +174,7 @@ mod tests {
     use crate::gradient::Values;
 
     /// A method that promises at most 8 bytes and reports that it wrote `parameters[0]` bytes. If `parameters[0]` is 0,
-    /// it requires `usize::MAX` words of workspace.
+    /// it requires `usize::MAX` words of workspace. If it is odd, decoding leaves out the last element.
     #[derive(Debug)]
     struct Untrue;
 
@@ -199,8 +204,9 @@ mod tests {
         ) -> Result<usize> {
             Ok(parameters[0] as usize)
         }
-        fn decode(&self, _: &Parameters, _: Shape, _: &[u8], values: &mut [f32]) -> Result<()> {
-            values.fill(0.0);
+        fn decode(&self, parameters: &Parameters, _: Shape, _: &[u8], values: &mut [f32]) -> Result<()> {
+            let filled = values.len() - (parameters[0] % 2) as usize;
+            values[..filled].fill(0.0);
             Ok(())
         }
     }
@@ -215,6 +221,23 @@ mod tests {
         assert_eq!(encoded(8), Ok(before_body(0) + 8));
         let what = "bytes of a body, as the method promises at most";
         assert_eq!(encoded(9), Err(Error::Length { what, expected: 8, found: 9 }));
+    }
+
+    #[test]
+    fn an_element_that_decoding_leaves_out_is_an_error() {
+        let gradient = Gradient::new(Values::F32(&[1.0; 4]), Shape::new(4, 1).unwrap()).unwrap();
+        let decoded = |len| {
+            let setting = OwnSetting::new(&Untrue, [len, 0, 0, 0]).unwrap();
+            let mut payload = [0; 64];
+            let len = setting.encode(&gradient, Stream::default(), &mut [], &mut payload).unwrap();
+            let mut values = [5.0; 4];
+            setting.decode(&Payload::parse(&payload[..len]).unwrap(), &mut values).map(|()| values)
+        };
+        assert_eq!(decoded(8), Ok([0.0; 4]));
+        assert_eq!(
+            decoded(7),
+            Err(Error::PayloadBody { what: "it decodes to a value that is not finite, or leaves out an element" })
+        );
     }
 
     #[test]
