@@ -14,6 +14,7 @@ use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error, OptionValue};
 use proptest::prelude::*;
 
+mod bucket_failures;
 mod buckets;
 mod budgets;
 mod clocks;
@@ -36,6 +37,7 @@ mod saved;
 mod schedule;
 mod settings;
 mod shards;
+mod simulated;
 mod summary;
 mod transactions;
 mod two_level;
