@@ -57,7 +57,7 @@ macro_rules! kind {
 }
 pub(crate) use kind;
 
-/// A kind with a state that never changes. Any number of calls may read it at the same time.
+/// A kind of handle whose state never changes. Any number of calls may read it at the same time.
 pub(crate) trait Immutable: Kind<State: Sync> {}
 
 const FREE: u8 = 0;

@@ -59,7 +59,7 @@ fn stage(from: &[f32; INNER], to: &mut [f32; INNER]) {
     }
 }
 
-/// Runs the levels of the transform between the rows of a block.
+/// Runs the levels of the transform that combine different rows of a block.
 #[inline(always)]
 fn across(rows: &mut [[f32; INNER]; ROWS]) {
     for i in 0..INNER {

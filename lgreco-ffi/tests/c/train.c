@@ -154,8 +154,9 @@ static void policies(void) {
     const Run two = with(options, 2);
     TEXT("topk ", two.settings[0].text);
 
-    // Layers 0 and 2 are in the last of three size classes. The last decision is in the first of two phases if the
-    // phases divide 24 steps, and in the second if they divide 2 steps.
+    // Layers 0 and 2 are in the last of three size classes. The last number of the option
+    // is the steps of training, which two phases divide. With 24, the last decision is in the first phase; with 2, in
+    // the second.
     set(&options, "policy", "legacy");
     set(&options, "legacy", "16,17; 0.5,0.4,0.3; 0.2,0.1,0.02; 24");
     const Run first = with(options, 2);

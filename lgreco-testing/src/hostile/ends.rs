@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 const BATCH: u32 = 2;
 const FEATURES: u32 = 4;
 
-/// The settings with every codec and every memory that it may have. Each setting comes with its two ends, saved after
-/// two steps.
+/// Settings with every codec, and for each codec with every memory that fits it. Each setting comes with its two ends,
+/// saved after two steps.
 fn stopped() -> &'static [(CutSetting, [Vec<u8>; 2])] {
     static STOPPED: OnceLock<Vec<(CutSetting, [Vec<u8>; 2])>> = OnceLock::new();
     STOPPED.get_or_init(|| {

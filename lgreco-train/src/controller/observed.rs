@@ -71,7 +71,8 @@ const ELSEWHERE: Error = Error::StepOrder {
 
 impl<'a, 'b> Means<'a, 'b> {
     /// # Errors
-    /// [`Error::StepOrder`] when a device has means and no `observed` is given to measure them; the errors of measuring norms.
+    /// [`Error::StepOrder`] when means of the window are on a device, and no `observed` is given to measure them there; the errors
+    /// of measuring norms.
     pub(super) fn new(
         means: &'a [Vec<f32>],
         tensors: &'a [Tensor],

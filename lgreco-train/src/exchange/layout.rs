@@ -48,7 +48,7 @@ struct Divider {
 }
 
 impl Divider {
-    /// The lane of the next layer. No lane before a used one is empty.
+    /// The lane of the next layer. Lanes are used in order, without gaps.
     fn lane_of(&mut self, elements: usize) -> usize {
         let lanes = if self.elements < WORTHWHILE as u64 { 1 } else { LANES as u64 };
         let middle = self.before + elements as u64 / 2;
