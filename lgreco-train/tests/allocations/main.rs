@@ -100,6 +100,21 @@ fn allocating(method: Method) -> Result<Vec<usize>, Error> {
     Ok(allocating)
 }
 
+/// Begins a step. If `refused` is true, this rank's calls of `control` get no 4 KiB or more at a time.
+#[cfg(feature = "std")]
+fn agree(controller: &mut Controller, worker: &mut threads::ThreadCollective, refused: bool) -> Result<(), Error> {
+    controller.begin_step(0.1)?;
+    loop {
+        REFUSED.set(if refused { 4096 } else { usize::MAX });
+        let request = controller.control();
+        REFUSED.set(usize::MAX);
+        match request? {
+            Some(request) => request.perform(worker)?,
+            None => return Ok(()),
+        }
+    }
+}
+
 /// One rank has no memory for the residuals that a decision needs. All ranks get an error and nothing changes. Once
 /// there is memory, the step succeeds.
 #[cfg(feature = "std")] // for ranks on threads
@@ -113,17 +128,9 @@ fn no_memory_for_a_decision_is_told_to_all() {
         let mut controller =
             Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
         let mut step = |refused: bool| -> Result<bool, Error> {
-            controller.begin_step(0.1)?;
-            loop {
-                // Refuses 4 KiB or more. A residual takes 8 KiB.
-                REFUSED.set(if refused && worker.rank() == 1 { 4096 } else { usize::MAX });
-                let request = controller.control();
-                REFUSED.set(usize::MAX);
-                match request? {
-                    Some(request) => request.perform(&mut worker)?,
-                    None => break,
-                }
-            }
+            // A residual takes 8 KiB.
+            let is_refused = refused && worker.rank() == 1;
+            agree(&mut controller, &mut worker, is_refused)?;
             let mut values: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.7).sin()).collect();
             let values = &mut [ValuesMut::F32(&mut values)];
             let mut bucket = controller.open(&[0])?;
@@ -197,17 +204,9 @@ fn no_memory_for_the_window_is_told_to_all() {
         let mut controller =
             Controller::new(config, layers, worker.rank(), worker.world_size()).expect("a sound configuration");
         let mut step = |refused: bool| -> Result<bool, Error> {
-            controller.begin_step(0.1)?;
-            loop {
-                // Refuses 4 KiB or more. The window's mean takes 8 KiB.
-                REFUSED.set(if refused && worker.rank() == 0 { 4096 } else { usize::MAX });
-                let request = controller.control();
-                REFUSED.set(usize::MAX);
-                match request? {
-                    Some(request) => request.perform(&mut worker)?,
-                    None => break,
-                }
-            }
+            // The window's mean takes 8 KiB.
+            let is_refused = refused && worker.rank() == 0;
+            agree(&mut controller, &mut worker, is_refused)?;
             let mut values: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.7).sin()).collect();
             let values = &mut [ValuesMut::F32(&mut values)];
             let mut bucket = controller.open(&[0])?;

@@ -110,8 +110,8 @@ class LGreCoState(Training):
         ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
         rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
         measure the time, and no step waits for them. With ``budget="error"``, plans are as fast as their error allows.
-        With ``"size"``, plans take at most as long as the uniform setting. After a change of the
-        network, the next plan or the one after it adapts. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
+        With ``"size"``, plans have the least error among those that take at most the uniform setting's time. After a change of
+        the network, the next plan or the one after it adapts. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
         ``"lgreco"``, the default, plans after ``start_iter`` steps and then every ``period`` steps. ``"paper"`` follows
         the L-GreCo paper: l2 errors, at most those of the uniform setting, by the dynamic program. ``"uniform"`` uses
