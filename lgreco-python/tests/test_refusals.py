@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from linear import SHAPES, Linear, gradients
 from ranks import on_ranks
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import fully_shard
@@ -198,6 +198,11 @@ def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
         register(ddp, **OPTIONS)
         ddp(gradients(0, 0)).backward()
 
+    def cast() -> None:
+        ddp = DDP(Linear())
+        ddp.register_comm_hook(LGreCoState(None, ddp, **OPTIONS), bf16_compress_wrapper(lgreco_hook))  # type: ignore[arg-type]
+        ddp(gradients(0, 0)).backward()
+
     frozen = Linear()
     frozen.second.requires_grad_(False)
     sparse = torch.nn.Embedding(40, 40, sparse=True)
@@ -206,14 +211,16 @@ def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
         lambda: after(Linear(), torch.nn.Module.bfloat16, gradients(0, 0)),
         lambda: after(sparse, lambda _: None, torch.arange(5)),
         frozen_in_ddp,
+        cast,
     ])
 
 
 def test_what_has_changed_since_the_state_was_made_is_named() -> None:
-    ((frozen, _, _), (other, layer, _), (sparse, of, _), (frozen_in_ddp, _, _)) = on_ranks(1, _changed)[0]
+    ((frozen, _, _), (other, layer, _), (sparse, of, _), (frozen_in_ddp, _, _), (cast, _, _)) = on_ranks(1, _changed)[0]
     assert frozen.startswith("second: ") and "was not trainable when the state was made" in frozen
     assert layer in SHAPES and "the gradient is torch.bfloat16, and the parameter was torch.float32" in other
     assert of == "weight" and "sparse" in sparse
+    assert "the gradient is torch.bfloat16, and the parameter is torch.float32: register lgreco_hook itself" in cast
     assert frozen_in_ddp.startswith("second: ") and "it is frozen: freeze it before DDP(model)" in frozen_in_ddp
 
 

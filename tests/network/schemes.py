@@ -107,6 +107,7 @@ SCHEMES: dict[str, Any] = {
     "lgreco hybrid, seconds": _measured(method=PUBLISHED, widths=FEW_BITS),
     "lgreco default, seconds": _measured(),
     "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
+    "lgreco default, one plan, seconds": _ours(objective="seconds", start_iter=10),
 }
 """Schemes by name. A budget is the size of the uniform setting with full values, even with other widths, or a number of
 bits per step."""

@@ -372,6 +372,9 @@ class LGreCoState(Training):
             shape = list(parameter.shape)
             raise LgrecoError(f"DDP exchanges a parameter of shape {shape} that was not in the model when the state was made: make a new state")
         if gradient.dtype != self._dtypes[layer]:
+            if parameter.dtype == self._dtypes[layer]:
+                way_out = "register lgreco_hook itself, without a wrapper that casts, such as bf16_compress_wrapper"
+                raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and the parameter is {parameter.dtype}: {way_out}")
             was = f"the parameter was {self._dtypes[layer]} when the state was made"
             raise of_layer(self.names[layer], f"the gradient is {gradient.dtype}, and {was}: make the state after that")
         return layer
