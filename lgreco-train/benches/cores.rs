@@ -1,8 +1,8 @@
 //! Measures how much several cores accelerate a whole exchange with error feedback. Asserts that means and residuals
 //! are the same as on one core.
 //!
-//! `cargo bench -p lgreco-train --features rayon --bench cores [-- CORES]`. By default, it uses 2 cores. There is only
-//! one worker, so the times contain no waiting for other workers.
+//! `cargo bench -p lgreco-train --features rayon --bench cores [-- CORES]`. The benchmark uses 2 cores by default. There
+//! is only one worker, so the times contain no waiting for other workers.
 
 use lgreco_train::Error;
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};

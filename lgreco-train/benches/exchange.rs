@@ -1,11 +1,12 @@
 //! Times a whole exchange of two ranks with error feedback, one thread per rank. The unit is a pass: the time in which
-//! each thread reads and writes the same number of values once. Then it times bf16 gradients without error feedback.
+//! each thread reads and writes the same number of values once. The benchmark then times bf16 gradients without error
+//! feedback.
 //!
-//! Finally, it times the exchange of a transformer's 76 layers. At equal bytes, it compares TopK in few bits with TopK
-//! that sends f32 values.
+//! The last measurement is the exchange of a transformer's 76 layers. There, TopK in few bits is compared with TopK that
+//! sends f32 values, at equal bytes.
 //!
-//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`. Without arguments, it runs everything, with
-//! 2^20 and 2^24 elements.
+//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS|transformer]`. Without arguments, everything is measured,
+//! with 2^20 and 2^24 elements.
 
 use lgreco_train::Error;
 use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
@@ -20,7 +21,7 @@ use transformer::{Row, noise};
 
 mod transformer;
 
-/// Number of repetitions. The time of the fastest one is printed.
+/// Number of repetitions, of which the fastest is printed.
 const TIMES: u32 = 9;
 
 fn shape(elements: usize) -> Shape {
@@ -41,7 +42,7 @@ fn meet(worker: &mut ThreadCollective) {
     worker.all_gather(&mut [0; 2]).expect("both are there");
 }
 
-/// Performs one exchange, and returns its seconds. Both ranks start it at the same time.
+/// Performs one exchange, which both ranks start at the same time, and returns its seconds.
 fn exchange(
     controller: &mut Controller,
     worker: &mut ThreadCollective,
@@ -122,7 +123,7 @@ fn exchanges(layers: &[(Setting, Shape)], dtype: Dtype) -> (f64, f64) {
 }
 
 /// Prints a row per setting for the exchange of a transformer's layers. All layers keep the same share of their values.
-/// TopK in few bits keeps the largest share whose payloads take no more bytes than those of TopK with f32 values.
+/// TopK in few bits keeps the largest share that fits into the bytes of TopK with f32 values.
 fn transformers() {
     let shapes = transformer::shapes();
     let elements = shapes.iter().map(|shape| shape.elements()).sum::<usize>();

@@ -1,10 +1,10 @@
 //! Times each pass of a step with error feedback, on one rank of two, for a transformer's layers under TopK. At equal
-//! bytes, it compares TopK in few bits with TopK that sends f32 values. The unit is the time to read and write the same
-//! number of f32 values once.
+//! bytes, the benchmark compares TopK in few bits with TopK that sends f32 values. The unit is the time to read and
+//! write the same number of f32 values once.
 //!
 //! `cargo bench -p lgreco-train --bench passes [-- once] [PERCENT]`. For each layer, the passes run in turn, 15 times.
-//! The shortest time of each pass is used, so that other programs on the machine disturb little. With `once`, they run
-//! only once, for tools that count instructions. Means and residuals are compared with the decoded payloads.
+//! The shortest time of each pass is used, so that other programs on the machine disturb little. With `once`, each pass
+//! runs only once, for tools that count instructions. Means and residuals are compared with the decoded payloads.
 
 use lgreco::compress::payload::{Combine, STRETCH, combine, combine_stretch};
 use lgreco::compress::select::{kth_largest_magnitude, workspace_len};
@@ -21,7 +21,7 @@ mod transformer;
 
 const PASSES: [&str; 6] = ["read and write once", "select", "compensate", "encode", "mean", "take off"];
 
-/// Reads and writes each value once. Its time shows the speed of memory, which limits every pass.
+/// Reads and writes each value once. The time of this pass shows the speed of memory, which limits every other pass.
 struct Once<'a>(&'a mut [f32]);
 
 impl Kernel for Once<'_> {
@@ -130,7 +130,8 @@ fn main() {
             let mut layer = Layer::new(*setting, *shape, &own[here.clone()], &other[here]);
             let mut least = [f64::INFINITY; PASSES.len()];
             for _ in 0..rounds {
-                // Selection (1) reads the compensated gradient (2). It is also a part of encoding (3).
+                // Pass 1, selection, reads the compensated gradient of pass 2. Pass 3, encoding, contains a selection,
+                // too.
                 for pass in [0, 2, 1, 3, 4, 5] {
                     let start = Instant::now();
                     layer.pass(pass);

@@ -51,7 +51,7 @@ pub enum Error {
     FeedbackRule {
         /// The rule.
         rule: &'static str,
-        /// The requirement of the rule.
+        /// What the rule requires of the setting.
         needs: &'static str,
     },
     /// A collective of the caller's network failed.
@@ -63,31 +63,31 @@ pub enum Error {
     /// Another worker has failed.
     #[error("rank {rank} failed with error code {code}{}", Kind(*.code))]
     Peer {
-        /// The rank of that worker.
+        /// The rank of the worker that has failed.
         rank: u32,
-        /// The [`code`](Error::code) of its error.
+        /// The [`code`](Error::code) of that worker's error.
         code: u32,
     },
-    /// Workers exchange different layers or settings in one bucket. The agreement of the next step names the difference
+    /// Workers have different layers or settings in one bucket. The agreement of the next step names the difference
     /// ([`Error::PeerOption`]).
     #[error(
         "rank {rank} and rank 0 differ: in the layers of a bucket, in settings, or in warm-start factors of PowerSGD; or only \
          some ranks have loaded a state, set settings or asked for a plan"
     )]
     PeerPlan {
-        /// The first rank that differs from rank 0.
+        /// The first rank whose fingerprint differs from rank 0's.
         rank: u32,
     },
     /// Workers have different options, or are at different steps.
     #[error("{what}: {found} on rank {rank}, {expected} on rank 0; all ranks need the same")]
     PeerOption {
-        /// The first rank that differs from rank 0.
+        /// The first rank with an option that differs from rank 0's.
         rank: u32,
-        /// The first option that differs.
+        /// The name of the first option that differs.
         what: &'static str,
-        /// The value on that rank.
+        /// The option's value on rank `rank`.
         found: OptionValue,
-        /// The value on rank 0.
+        /// The option's value on rank 0.
         expected: OptionValue,
     },
     /// A rank's part of an all-gather has no message of lgreco.
@@ -106,11 +106,11 @@ pub enum Error {
     OtherPlace {
         /// The rank of the collective.
         rank: u32,
-        /// Its number of workers.
+        /// The collective's number of workers.
         world: u32,
         /// The rank of the controller.
         own_rank: u32,
-        /// Its number of workers.
+        /// The controller's number of workers.
         own_world: u32,
     },
     /// The trainer of this rank has failed, or made an invalid call.
@@ -193,7 +193,7 @@ pub enum Error {
     /// A message of another worker cannot be decoded.
     #[error("the message of rank {rank} cannot be decoded, error code {code}{}", Kind(*.code))]
     PeerMessage {
-        /// The rank of that worker.
+        /// The rank of the worker that sent the message.
         rank: u32,
         /// The [`code`](Error::code) of the decoder's error.
         code: u32,

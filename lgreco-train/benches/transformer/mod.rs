@@ -6,7 +6,7 @@ use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::rng::Stream;
 
 /// The layers of a transformer: six blocks of width 320, an embedding of 256 characters, and an embedding of 128
-/// positions. They have 7.5 million values.
+/// positions. The layers have 7.5 million values together.
 pub fn shapes() -> Vec<Shape> {
     let block = [[960, 320], [960, 1], [320, 320], [320, 1], [1280, 320], [1280, 1], [320, 1280], [320, 1]];
     let block = block.into_iter().chain([[320, 1]; 4]);
@@ -15,7 +15,7 @@ pub fn shapes() -> Vec<Shape> {
     shapes.map(|[rows, cols]| Shape::new(rows, cols).expect("below 2^32")).collect()
 }
 
-/// A rank's gradient. Like real gradients, its values have heavier tails than a uniform distribution.
+/// A rank's gradient, whose values have heavier tails than a uniform distribution, like values of real gradients.
 pub fn noise(rank: u32, len: usize) -> Vec<f32> {
     let stream = Stream { seed: 3, step: 0, layer: 0, rank };
     let value = |i: u64| {
@@ -35,7 +35,7 @@ pub struct Row {
     pub bytes: usize,
 }
 
-/// Returns, for each percentage, a row for TopK with f32 values, and rows for TopK in 2, 3 and 4 bits. In the latter,
+/// Returns, for each percentage, a row for TopK with f32 values, and rows for TopK in 2, 3 and 4 bits. In few bits,
 /// each layer keeps the largest share for which all payloads together take no more bytes than with f32 values.
 pub fn rows(shapes: &[Shape], percents: &[usize]) -> Vec<Row> {
     let keep = |shape: &Shape, share: f64| ((shape.elements() as f64 * share) as u32).max(1);

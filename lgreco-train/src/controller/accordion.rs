@@ -3,13 +3,13 @@
 /// Parameters of Accordion (Agarwal et al., MLSys 2021): two compression levels, and thresholds of its detectors.
 ///
 /// The levels are parameters of the search's first method: bits, densities or ranks. A layer is *critical* at a decision when the
-/// norm of its window's gradient changed by a fraction of at least `eta` since the last decision. It is also critical at the first
-/// decision, and after a norm of 0. Critical layers get `low` compression. If the learning rate falls by more than the factor
+/// norm of its window's gradient changed by a fraction of at least `eta` since the last decision. A layer is also critical at the
+/// first decision, and after a norm of 0. Critical layers get `low` compression. If the learning rate falls by more than the factor
 /// `drop` below its highest value since the last decision, all layers get `low` compression until the next decision.
 ///
-/// This deviates from the paper in two points. First, the norm is computed from the window's mean gradient, not from the sum over
-/// an epoch. Second, the authors react to any decrease of the learning rate. A schedule that decays at every step would then keep
-/// all layers at `low` compression, so this implementation has the threshold `drop`.
+/// These rules deviate from the paper in two points. First, the norm is computed from the window's mean gradient, not from the sum
+/// over an epoch. Second, the authors react to any decrease of the learning rate. A schedule that decays at every step would then
+/// keep all layers at `low` compression, so this implementation has the threshold `drop`.
 ///
 /// ```
 /// use lgreco_train::controller::{Accordion, Policy};
@@ -55,7 +55,7 @@ pub(super) fn critical(accordion: &Accordion, before: Option<f64>, now: f64) -> 
 pub(super) struct Highest(pub f64);
 
 impl Highest {
-    /// Records a step's learning rate. Returns whether it has fallen by more than the factor [`Accordion::drop`].
+    /// Records a step's learning rate. Returns whether the learning rate has fallen by more than the factor [`Accordion::drop`].
     pub(super) fn falls(&mut self, accordion: &Accordion, rate: f64) -> bool {
         self.0 = self.0.max(rate);
         rate * accordion.drop < self.0

@@ -1,10 +1,10 @@
 //! The short messages by which ranks agree on a step before they exchange anything.
 //!
-//! A message has 32 bytes: an error code, a fingerprint (of options, settings and schedule), a flag for gradients that are not
-//! finite, and the measured seconds of the rank's steps. Under every policy, all ranks exchange this message in six cases: at the
-//! first step, after a state was loaded, when a decision is due, before settings switch, after a bucket in which ranks differed,
-//! and before every blocking step. If fingerprints differ, all ranks exchange the fields from which they are computed, so that
-//! every rank can name the difference.
+//! A message has 32 bytes. These are an error code, a fingerprint (of options, settings and schedule), a flag for gradients that
+//! are not finite, and the measured seconds of the rank's steps. Under every policy, all ranks exchange this message in six cases:
+//! at the first step, after a state was loaded, when a decision is due, before settings switch, after a bucket in which ranks
+//! differed, and before every blocking step. If fingerprints differ, all ranks exchange the fields from which they are computed, so
+//! that every rank can name the difference.
 //!
 //! At other steps, the messages of buckets contain the fingerprint. A rank that finds an error after the exchange, such as a
 //! residual that does not fit its format, reports it in its next message.
@@ -15,7 +15,7 @@ use crate::Error;
 use crate::exchange::{Collective, Place};
 use alloc::vec::Vec;
 
-/// Words of one rank's message: error code or 0, fingerprint, answers, and measured seconds.
+/// Number of words in one rank's message: error code or 0, fingerprint, flags, and measured seconds.
 const WORDS: usize = 4;
 
 /// Words of the messages of `world` ranks.
@@ -45,7 +45,7 @@ pub(super) fn believed(stated: u32, own: u32) -> u32 {
     if stated <= own.max(MOST_RANKS) { stated } else { own }
 }
 
-/// Reports to all ranks that this one has failed. Returns `failure`, or an error that prevented the message. The controller has
+/// Reports to all ranks that this rank has failed. Returns `failure`, or an error that prevented the message. The controller has
 /// `own_world` ranks, but the collective may report another number.
 pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, failure: Error) -> Error {
     let told = failed(believed(collective.world_size(), own_world), failure).and_then(|mut words| {
@@ -55,8 +55,8 @@ pub(super) fn tell<C: Collective + ?Sized>(collective: &mut C, own_world: u32, f
     told.err().unwrap_or(failure)
 }
 
-/// Compares the fields of all ranks. `local` has this rank's fields or its error. The error is reported to all ranks. Every rank
-/// has the same number of fields.
+/// Compares the fields of all ranks. `local` has this rank's fields or its error, which is reported to all ranks. Every rank has
+/// the same number of fields.
 ///
 /// # Errors
 /// This rank's own error; [`Error::Peer`] with the first rank that failed; [`Error::PeerOption`] with the first field that differs;
@@ -78,8 +78,8 @@ pub(crate) fn compare<C: Collective + ?Sized>(
     Err(difference(differs, &fields, &all))
 }
 
-/// A buffer for the messages of `world` ranks. All of them report this rank's failure, because a rank that has failed may not know
-/// its position.
+/// A buffer for the messages of `world` ranks. Every message in the buffer reports this rank's failure, because a rank that has
+/// failed may not know its position.
 pub(super) fn failed(world: u32, failure: Error) -> Result<Vec<u64>, Error> {
     repeated(world, message(Err(failure), 0, 0))
 }
@@ -94,7 +94,7 @@ pub(super) fn repeated(world: u32, message: [u64; words(1)]) -> Result<Vec<u64>,
 /// The result of an agreement.
 #[derive(Debug, PartialEq)]
 pub(super) enum Heard {
-    /// Bitwise or of all ranks' answers.
+    /// Bitwise or of the flags in all ranks' messages.
     Answers(u64),
     /// The first rank whose fingerprint differs from rank 0's.
     Differs(u32),
@@ -103,7 +103,7 @@ pub(super) enum Heard {
 /// Reads the messages of all ranks.
 ///
 /// # Errors
-/// `own`, the error of this rank; else [`Error::Peer`] with the first rank that failed.
+/// The error of this rank, if `own` has one; else [`Error::Peer`] with the first rank that failed.
 pub(super) fn read(own: Option<Error>, words: &[u64]) -> Result<Heard, Error> {
     let messages = words.as_chunks::<WORDS>().0.iter().map(|message| message.map(u64::from_le));
     own.map_or(Ok(()), Err)?;
@@ -125,8 +125,8 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// Number of words in the message with a rank's fields. It is the same in all versions of lgreco, so that ranks with
-/// different versions can exchange these messages, although their numbers of fields may differ.
+/// Number of words in the message with a rank's fields. All versions of lgreco use this number, so ranks with different versions
+/// can exchange these messages. Their numbers of fields may differ.
 const FIELDS: usize = 1024;
 
 /// A buffer for the versions and fields of `world` ranks, which already has this rank's version and fields.
@@ -145,7 +145,7 @@ fn with_version(fields: &[Field]) -> Vec<Field> {
     version().chain(fields.iter().copied()).collect()
 }
 
-/// [`Error::PeerOption`] with the first field that differs from rank 0; else [`Error::NoMessage`] with the first rank whose part
+/// [`Error::PeerOption`] with the first field that differs from rank 0's; else [`Error::NoMessage`] with the first rank whose part
 /// has no version; else [`Error::PeerPlan`] with `rank`.
 pub(super) fn difference(rank: u32, fields: &[Field], words: &[u64]) -> Error {
     let fields = with_version(fields);

@@ -9,7 +9,7 @@ use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// This bit of a rank's answer is set if one of the rank's gradients is not finite.
+/// This flag of a rank's message is set if one of the rank's gradients is not finite.
 pub(super) const BROKEN: u64 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +40,11 @@ pub(super) struct Control {
     pub asks: bool,
     /// Whether ranks have compared their options since this controller was made or loaded.
     pub met: bool,
-    /// The first rank that differs from rank 0.
+    /// The first rank whose fingerprint differs from rank 0's.
     pub differs: u32,
-    /// Bitwise or of all ranks' answers.
+    /// Bitwise or of the flags in all ranks' messages.
     pub answers: u64,
-    /// The prepared switch (or the reason why this rank cannot switch), and the decision.
+    /// The decision, with the prepared switch of settings or the reason why this rank cannot switch.
     pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
     /// Whether settings have changed in this step.
     pub switched: bool,
@@ -54,12 +54,12 @@ pub(super) struct Control {
     pub began: Option<f64>,
     /// The agreement messages of all ranks.
     pub words: Vec<u64>,
-    /// The measuring rank's message, or the fields of all ranks.
+    /// Buffer for the measuring rank's plan, or for the fields of all ranks.
     pub plan: Vec<u64>,
     pub probe: Option<Probe>,
 }
 
-/// Sums over the buckets of a step.
+/// Totals and findings over the buckets of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StepTotals {
     /// This rank's error that no message had reported yet when the step began.
@@ -80,9 +80,9 @@ pub(super) struct StepTotals {
     pub wire: f64,
     /// Seconds that this rank has computed, if seconds are measured.
     pub computing: f64,
-    /// Whether a device has exchanged the step and its seconds have not been recorded yet.
+    /// Whether a device has exchanged the step, but the step's seconds have not been recorded yet.
     pub unmetered: bool,
-    /// Whether the step of `unmetered` belongs to the window of a decision.
+    /// Whether the step that `unmetered` refers to belongs to the window of a decision.
     pub in_window: bool,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// The sizes for these layers together. `specs` have the element types of the gradients.
+    /// The sizes that these layers need together. `specs` have the element types of the gradients.
     pub(super) fn of<'a>(
         specs: impl Iterator<Item = Spec<'a>> + Clone,
         steps: impl Iterator<Item = StepPlan> + Clone,
@@ -42,7 +42,7 @@ impl Needs {
         })
     }
 
-    /// The larger of the two sizes for each buffer. An arena with these sizes is large enough for either bucket.
+    /// For each buffer, the larger of the two buckets' sizes, so that an arena is large enough for either bucket.
     pub(super) fn max(self, other: Needs) -> Needs {
         Needs {
             offered: self.offered.max(other.offered),
@@ -85,8 +85,8 @@ pub(super) struct Arena {
 
 impl Arena {
     /// Calls `work`, a part of an exchange, with the layers, their gradients and all buffers. `gradients` is empty if this rank has
-    /// failed. `late` is an error of a residual that an earlier call has found. Returns the result of `work`, and `late` or, if
-    /// that is `None`, the first error of a residual that `work` finds. The first `rest` values of the scratch memory are
+    /// failed. `late` is an error of a residual that an earlier call has found. Returns the result of `work`, and an error of a
+    /// residual: `late` or, without one, the first error that `work` finds. The first `rest` values of the scratch memory are
     /// compression errors.
     pub(super) fn exchange<T>(
         &mut self,
@@ -113,8 +113,8 @@ impl Arena {
         (result, found)
     }
 
-    /// Stores compression errors as residuals, after an exchange. Returns the bytes that this rank has sent. `rest` is the number
-    /// that was given to [`exchange`](Arena::exchange).
+    /// Stores compression errors as residuals, after an exchange. Returns the bytes that this rank has sent. `rest` is the same
+    /// number as for [`exchange`](Arena::exchange).
     pub(super) fn remember(&mut self, rest: usize, moment: &Moment, late: &mut Option<Error>) -> u64 {
         let Arena { layers, offered, scratch, sent, .. } = self;
         let mut places = Places { offered, rest: split_rest(scratch, rest).0 };
@@ -183,7 +183,7 @@ impl Arenas {
         Ok(arena)
     }
 
-    /// Prepares an arena. Buckets of up to `layers` layers can then use it, one at a time, without allocating.
+    /// Prepares an arena that buckets of up to `layers` layers can use, one at a time, without allocating.
     pub(super) fn provide(&mut self, layers: usize, needs: &Needs) -> Result<(), Error> {
         let mut arena = self.take(layers, needs, true)?;
         let provided = grow(&mut arena.scratch, needs.passing() as usize / 8);
@@ -203,7 +203,7 @@ impl Arenas {
         Ok(list)
     }
 
-    /// Takes an empty list back.
+    /// Takes an empty list of layers back.
     pub(super) fn put_list(&mut self, list: Vec<LentLayer>) {
         self.lists.push(list);
     }
@@ -234,11 +234,12 @@ fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
 
 /// Returns an empty list that reuses the allocation of `list`, so that steps allocate nothing.
 ///
-/// An exchange takes its layers as a slice of `Layer<'b>`. These layers borrow the gradients of a single call, so each call fills a
-/// new list. The arena cannot keep a list with the lifetime of a call; it keeps an empty `Vec<Layer<'static>>`. An empty vector's
-/// elements may get any lifetime: `into_iter`, `map` and `collect` give the same allocation another type, because the standard
-/// library collects in place if the element types have the same size. This needs no unsafe code. With a standard library that does
-/// not collect in place, this would still be correct, but the tests of allocations in `lgreco-train/tests` would fail.
+/// An exchange takes its layers as a slice of `Layer<'b>`. Each `Layer` borrows a gradient for a single call, so each call fills a
+/// new list. The arena cannot keep a list with the lifetime of a call, so it keeps an empty `Vec<Layer<'static>>`. An empty vector
+/// can be converted to elements of any lifetime: `into_iter`, `map` and `collect` give the same allocation another type, because
+/// the standard library collects in place if the element types have the same size. The conversion needs no unsafe code. With a
+/// standard library that does not collect in place, the conversion would allocate, and the tests of allocations in
+/// `lgreco-train/tests` would fail.
 fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()

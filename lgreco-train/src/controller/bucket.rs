@@ -1,8 +1,8 @@
 //! A bucket: layers that are exchanged together, from gradients to means and residuals.
 //!
 //! The controller lends a bucket its layers. The bucket owns the states of these layers while it is exchanged, so its type has no
-//! lifetime parameter and needs no locks. A C handle, a future or another thread can hold a bucket. Nobody else can use a lent
-//! layer meanwhile.
+//! lifetime parameter and needs no locks. A C handle, a future or another thread can hold a bucket. While a layer is lent, nothing
+//! else can use it.
 
 use super::NonFinite;
 use super::arena::{Arena, Needs};
@@ -82,7 +82,7 @@ pub struct Bucket {
     /// Whether relative errors are measured.
     pub(super) measured: bool,
     pub(super) needs: Needs,
-    /// The source of scratch memory, which also takes it back.
+    /// The pool from which scratch memory is taken, and to which it is returned.
     pub(super) spare: Spare,
     /// The number of this step in a decision's window, counted from 1; 0 outside a window.
     pub(super) window_step: u64,
@@ -95,7 +95,7 @@ pub struct Bucket {
     pub(super) alone: bool,
     /// Whether some rank's gradient was not finite.
     pub(super) not_finite: bool,
-    /// Whether the exchange has shown all ranks that they differ.
+    /// Whether the exchange has failed only because ranks differ, for instance in settings.
     pub(super) differs: bool,
     /// Number of bytes that this rank has sent.
     pub(super) bytes: u64,
@@ -125,7 +125,7 @@ impl Bucket {
     /// memory for them beforehand. If the exchange fails, there are fewer collectives.
     ///
     /// # Errors
-    /// The errors of [`Controller::open`](super::Controller::open). A bucket that was opened has none of them.
+    /// The errors of [`Controller::open`](super::Controller::open). A bucket that was opened successfully has none of these errors.
     pub fn rounds(&self) -> Result<impl Iterator<Item = Round>, Error> {
         let specs = self.arena.layers.iter().map(LentLayer::spec);
         let program = Program::new(specs.clone(), self.moment, self.agreement, 0)?;
@@ -140,8 +140,8 @@ impl Bucket {
     /// Declares, before [`submit`](Bucket::submit), that a layer has no gradient on this rank in this step. The values that are
     /// submitted for this layer are treated as zeros. The layer's residual stays unchanged, because the trainer might not apply the
     /// layer's mean. There is one exception: with [`Route::ScatterReduce`], the error of compressing this rank's share of the mean
-    /// is added to the residual. Other ranks may have a gradient of the layer. If no rank has one, PowerSGD restarts from random
-    /// factors.
+    /// is added to the residual. Other ranks may have a gradient of the layer. If no rank has a gradient of the layer, PowerSGD
+    /// restarts from random factors.
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit); [`Error::NotInBucket`].
@@ -170,7 +170,7 @@ impl Bucket {
     /// [`Error::StepOrder`] when the bucket has gradients already.
     ///
     /// # Complexity
-    /// Encodes every layer. Takes scratch memory, which other buckets of the step use afterwards.
+    /// Encodes every layer. The call takes scratch memory, which other buckets of the step use afterwards.
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         self.expect_open()?;
         let start = self.now();
@@ -228,22 +228,22 @@ impl Bucket {
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`], and
     /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged. With [`Route::Sharded`]
-    /// and [`NonFinite::PassThrough`], a mean may not fit its layer's element type. The gradients then become NaN only on the rank
-    /// that has this mean in its shard.
+    /// and [`NonFinite::PassThrough`], a mean may not fit its layer's element type. In that case, the gradients become NaN only on
+    /// the rank that has this mean in its shard.
     ///
     /// # Errors
-    /// The errors of [`Flight::next`], on all ranks alike. Gradients are then undefined, and residuals are unchanged. But without
-    /// [`undo`](super::Config::undo), residuals of layers that were being averaged may already contain this step's compression
-    /// error. [`Error::OfLayer`] when a mean does not fit its layer's element type, on all ranks. With [`Route::Sharded`], an error
-    /// of one rank's shard is returned on that rank only; the next bucket or step reports it to the others. An error in a bucket
-    /// without elements is also returned on this rank only, unless the bucket's layers are exchanged together for the first time.
-    /// [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients`
-    /// are not the ones that were submitted.
+    /// The errors of [`Flight::next`], on all ranks alike. After such an error, gradients are undefined, and residuals are
+    /// unchanged. Without [`undo`](super::Config::undo), however, residuals of layers that were being averaged may already contain
+    /// this step's compression error. [`Error::OfLayer`] when a mean does not fit its layer's element type, on all ranks. With
+    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step reports it to the
+    /// others. An error in a bucket without elements is also returned on this rank only, unless the bucket's layers are exchanged
+    /// together for the first time. [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and
+    /// [`CoreError::Length`] when `gradients` are not the ones that were submitted.
     ///
     /// # Complexity
     /// All calls together decode every payload, and take up to three passes for residuals. Each call takes scratch memory, as
-    /// [`submit`](Bucket::submit) does. In the last call, this memory includes an f32 per element of each f32 layer whose residual
-    /// has a gain below 1 or is stored in fewer than 32 bits.
+    /// [`submit`](Bucket::submit) does. The scratch memory of the last call includes an f32 per element of some f32 layers. These
+    /// are the layers whose residual has a gain below 1 or is stored in fewer than 32 bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
         Ok(match self.next_part(gradients)? {
@@ -377,13 +377,13 @@ impl Bucket {
     fn note_failure(&mut self, error: Error, alone: bool) {
         self.alone = alone;
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
-        // Residuals stay unchanged, so errors in the new residuals no longer matter.
+        // Residuals keep their old values, so errors in the new residuals no longer matter.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
         self.differs = !alone && is_of_others(error);
         let is_error = match self.non_finite {
             NonFinite::Error => true,
-            // The other ranks do not skip this step.
+            // If only this rank has failed, the other ranks do not skip the step.
             NonFinite::Skip => alone,
             NonFinite::PassThrough => false,
         };
@@ -391,7 +391,7 @@ impl Bucket {
             return;
         }
         if matches!(error, Error::OfLayer { error: CoreError::ElementOverflow { .. }, .. }) {
-            // The NaN reports the overflow to the loss scaler.
+            // A loss scaler finds the overflow as NaN in the gradients, so no message needs to report it.
             self.late = None;
         }
         self.progress = Progress::Broken;

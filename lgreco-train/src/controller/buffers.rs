@@ -38,7 +38,7 @@ pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
     Ok(workspace)
 }
 
-/// Splits off the first `len` values.
+/// Splits off the first `len` values of a buffer.
 pub(super) fn take<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
     values.split_off_mut(..len).unwrap_or_default()
 }

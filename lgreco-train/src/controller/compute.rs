@@ -2,8 +2,8 @@
 //!
 //! The seconds of a method are its [`work`] times two factors. The first factor comes from a trial, which encodes and decodes a
 //! layer of this model on this machine before the method is used. The second factor is the overhead of real steps over the trial.
-//! This overhead is due to residuals, buffers and the processors of other ranks. A method that no step has used yet gets the mean
-//! overhead of the other methods.
+//! The overhead comes from residuals, buffers, and slower processors of other ranks. A method that no step has used yet gets the
+//! mean overhead of the other methods.
 
 use crate::compress::{Compressor, Cost, Setting};
 use crate::gradient::Shape;
@@ -11,8 +11,8 @@ use crate::gradient::Shape;
 /// The cost family of uncompressed layers.
 pub(super) const DENSE: usize = 0;
 
-/// A rough estimate of the seconds that a slow core needs to compress a layer and to decompress `payloads` payloads of it. It
-/// models how the times of a cost family grow with shapes and parameters.
+/// A rough estimate of the seconds that a slow core needs to compress a layer and to decompress `payloads` payloads of it. The
+/// estimate models how the times of a cost family grow with shapes and parameters.
 pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
     const LAYER: f64 = 2e3;
     let cost = setting.traits().cost;
@@ -23,9 +23,9 @@ pub(super) fn work(setting: &Setting, shape: Shape, payloads: f64) -> f64 {
 /// For each cost family, two factors that convert estimated work into measured seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Compute {
-    /// Seconds of a trial, divided by its work.
+    /// Seconds of a trial, divided by the trial's estimated work.
     trials: [Option<f64>; Cost::FAMILIES],
-    /// Seconds of steps, divided by the work and by the trial's factor.
+    /// Seconds of steps, divided by their estimated work and by the trial's factor.
     overheads: [Option<f64>; Cost::FAMILIES],
 }
 
@@ -35,9 +35,9 @@ impl Default for Compute {
     }
 }
 
-/// The result of a trial is ignored if it differs from the earlier one by a smaller fraction than this.
+/// A trial replaces the earlier trial only if their results differ by more than this fraction.
 const SAME_TRIAL: f64 = 0.25;
-/// A step does not change the overhead of a family whose share of the step's work is smaller than this.
+/// Smallest share of a step's work at which the step changes the overhead of a cost family.
 const SHARE: f64 = 0.1;
 
 impl Compute {
@@ -58,7 +58,7 @@ impl Compute {
         let mut expected: [f64; Cost::FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
         let mut left = seconds;
         if expected[DENSE + 1..].iter().any(|&part| part > 0.0) {
-            // Only steps without compressed layers show the cost of uncompressed ones.
+            // Only steps without compressed layers show the cost of uncompressed layers.
             left -= core::mem::take(&mut expected[DENSE]);
         }
         let total: f64 = expected.iter().sum();
@@ -140,7 +140,7 @@ mod tests {
         compute.note(work_of(&[QSGD, QSGD]), 4e-3);
         assert!((seconds(&compute, QSGD) - 2e-3).abs() < 1e-12);
         assert!((seconds(&compute, POWER) - 6.0 * guess).abs() < 1e-12, "a neighbour's overhead");
-        // If a step has several cost families, the sum of their predicted seconds is the measured time.
+        // After a step with two cost families, their predicted seconds add up to the step's measured seconds.
         compute.note(work_of(&[QSGD, POWER]), 5e-3);
         assert!((seconds(&compute, QSGD) + seconds(&compute, POWER) - 5e-3).abs() < 1e-12);
     }

@@ -24,9 +24,9 @@ use lgreco::error::expect_len;
 pub struct Config {
     /// How settings are chosen; L-GreCo with the exact solver unless set.
     pub policy: Policy,
-    /// The settings that may be chosen, the layers that are never compressed, and in `seed` the seed of all random bits.
+    /// The settings that may be chosen, and the layers that are never compressed. Its `seed` is the seed of all random bits.
     pub search: Search,
-    /// The limit of plans; the default settings' size unless set.
+    /// The limit of a plan's error or size; the size of the default settings unless set.
     pub budget: Budget,
     /// Factor by which a budget from the default settings is multiplied; 1 unless set.
     pub alpha: f64,
@@ -41,11 +41,12 @@ pub struct Config {
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
     pub non_finite: NonFinite,
     /// Whether the residuals from before the last step are kept, so that [`roll_back`](super::Residuals::roll_back) and
-    /// [`abandon_step`](super::Controller::abandon_step) can restore them. This doubles the memory of residuals. If `non_finite` is
-    /// not [`NonFinite::Error`], these residuals are always kept, because a loss scaler then skips steps.
+    /// [`abandon_step`](super::Controller::abandon_step) can restore them. Keeping these residuals doubles the memory of residuals.
+    /// If `non_finite` is not [`NonFinite::Error`], these residuals are always kept, because a loss scaler then skips steps.
     pub undo: bool,
     /// How payloads that collectives cannot sum are exchanged. With [`Route::Sharded`], each rank gets only the means of its own
-    /// [shards](Tensor::with_shards), at their positions in the gradients. The other elements are then undefined.
+    /// [shards](Tensor::with_shards), at their positions in the gradients. Elements outside of the rank's shards are then
+    /// undefined.
     pub route: Route,
     /// Size of the buckets of [`step`](super::Controller::step), in bytes of uncompressed gradients; 4 MiB unless set.
     pub bucket_bytes: usize,
@@ -66,16 +67,16 @@ pub struct Config {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Uncompressed steps before the first decision; at least 2. They should cover the learning rate's warm-up.
+    /// Uncompressed steps before the first decision; at least 2. These steps should cover the learning rate's warm-up.
     pub warmup: u64,
     /// Steps from one decision to the next, at least 1; an epoch in the paper.
     pub period: u64,
-    /// Number of steps whose mean gradient a decision sees, at least 1. These steps end `lead` steps before the decision, and begin
-    /// after the previous decision.
+    /// Number of steps whose mean gradient a decision sees, at least 1. The window of these steps ends `lead` steps before the
+    /// decision, and begins after the previous decision.
     pub window: u64,
     /// Steps between the last gradient that a decision sees and the first step with its settings; fewer than warm-up and period. In
-    /// these steps the measuring rank can plan on another thread ([`Planning::take_task`](super::Planning::take_task)). With 0, the
-    /// default, it plans during the call that begins the step.
+    /// these steps the measuring rank can plan on another thread ([`Planning::take_task`](super::Planning::take_task)). With a lead
+    /// of 0, the default, the measuring rank plans during the call that begins the step.
     pub lead: u64,
 }
 
@@ -96,13 +97,13 @@ pub enum NonFinite {
     Error,
     /// The step must not be applied: its outcome is [`Outcome::Skipped`](super::Outcome), gradients become zeros, and residuals
     /// stay unchanged. If the trainer exchanges the buckets itself, only the gradients of buckets with NaN or infinity become
-    /// zeros. The gradients of the other buckets become means, which must not be applied either. The end of the step then restores
-    /// the residuals of these buckets.
+    /// zeros. The gradients of buckets without NaN and infinity become means, which must not be applied either. The end of the step
+    /// restores the residuals of these buckets.
     Skip,
     /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay
     /// unchanged. If the trainer exchanges the buckets itself, the gradients of buckets with NaN or infinity become NaN, and the
-    /// other buckets are exchanged. A bucket also becomes NaN if a value is too large for the type in which it is
-    /// sent, for instance the sum of gradient and residual as f16, or if a mean is too large for its layer's type.
+    /// other buckets are exchanged. Gradients of a bucket also become NaN if a value overflows the type in which it is sent, for
+    /// instance a sum of gradient and residual in f16. The same happens if a mean overflows its layer's element type.
     PassThrough,
 }
 
@@ -181,7 +182,7 @@ impl Config {
             Policy::Uniform if !self.ramps(step) => None,
             _ => {
                 let Schedule { warmup, period, .. } = self.schedule;
-                // In a resumed run, `step` may lie before the end of a warm-up that has become longer.
+                // In a resumed run with a longer warm-up, `step` may lie before the end of the warm-up.
                 Some(step.checked_sub(warmup).map_or(warmup, |since| {
                     warmup.saturating_add((since / period).saturating_add(1).saturating_mul(period))
                 }))

@@ -20,10 +20,11 @@ impl Controller {
     /// requests](Controller::control) if there are any, exchange the [buckets](Controller::open) in any order, and call
     /// [`finish_step`](Controller::finish_step). This call never waits.
     ///
-    /// [`Controller::step`] does all of this with blocking collectives. It also checks all gradients before it exchanges any.
+    /// [`Controller::step`] does all of this with blocking collectives. [`Controller::step`] also checks all gradients before it
+    /// exchanges any of them.
     ///
-    /// If the learning rate is negative or not finite, the messages report this to all ranks, so that none waits for this one. The
-    /// control requests then fail. If the step has no control requests, the first bucket fails.
+    /// If the learning rate is negative or not finite, the messages report this to all ranks, so that none waits for this one.
+    /// The control requests of this step then fail on all ranks. If the step has no control requests, the first bucket fails.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
@@ -129,8 +130,8 @@ impl Controller {
         };
         if skipped {
             // The callers apply no mean of a skipped step, not even the means of buckets without NaN, so all residuals are
-            // restored. A rank on which another bucket has failed restores them, too: if that bucket has failed on this rank alone,
-            // the other ranks skip the step.
+            // restored. A rank on which some bucket has failed restores its residuals, too, because the other ranks skip the step
+            // if that bucket has failed on this rank only.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {
@@ -158,9 +159,9 @@ impl Controller {
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: totals.bytes_out, seconds })
     }
 
-    /// Gives up the present step because a collective has failed. It may be begun again. With [`undo`](super::Config::undo), the
-    /// residuals from before the step are restored. Without `undo`, layers that were exchanged keep their new residuals. The window
-    /// of the next decision begins anew. Before this call, wait until no collective uses the memory of buckets, and
+    /// Gives up the present step because a collective has failed. The step may be begun again. With [`undo`](super::Config::undo),
+    /// the residuals from before the step are restored. Without `undo`, layers that were exchanged keep their new residuals. The
+    /// window of the next decision begins anew. Before this call, wait until no collective uses the memory of buckets, and
     /// [close](Controller::close) all buckets.
     ///
     /// Ranks may have stopped at different points of the step, and may differ in settings and factors. Before the remaining ranks
@@ -197,7 +198,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the step, even if it was only begun.
+    /// Ends the step at any point.
     pub(super) fn end_step(&mut self) {
         if self.totals.incomplete {
             self.scheduler.forget();
@@ -246,7 +247,7 @@ impl Controller {
             Stage::Plan => {
                 match self.scheduler.read(&self.control.plan) {
                     Ok(Some(decided)) => self.propose(decided),
-                    // The measuring rank has no plan yet. A decision without a plan is the same on all ranks.
+                    // The measuring rank has no plan yet. All ranks make the same decision without a plan, or none.
                     Ok(None) => match self.scheduler.without_plan()? {
                         Some(decided) => self.propose(decided),
                         None => self.opened(),

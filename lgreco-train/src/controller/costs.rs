@@ -25,7 +25,7 @@ pub(super) struct Costs {
     pub route: Route,
     pub reduce_dtype: Dtype,
     pub world: u32,
-    /// Whether the plan task times methods by trials. If not, the caller has timed them on a device.
+    /// Whether the plan task times methods by trials. Otherwise, the caller has timed the methods on a device.
     pub tries: bool,
     /// The present settings, by layer.
     pub present: Vec<Setting>,
@@ -123,7 +123,7 @@ impl Costs {
         families.remove(&DENSE);
         for wanted in families {
             let elements = |layer: usize| tensors[layer].shape.elements();
-            // The largest layer within the limit, or the smallest one if all are beyond it.
+            // The largest layer within the limit `TRIAL`, or the smallest layer if all are larger than the limit.
             let order = |layer: usize| match elements(layer) {
                 small if small <= TRIAL => (true, small),
                 large => (false, usize::MAX - large),
@@ -175,8 +175,8 @@ impl Costs {
         Ok(least[0] + least[1] * Costs::payloads(setting, self.route, self.world))
     }
 
-    /// Bits of a layer's payload. If they depend on the values, these are the measured bits, or the largest number if the setting
-    /// was no candidate.
+    /// Bits of a layer's payload. If a payload's length depends on its values, returns the measured bits. Without a measurement of
+    /// this setting, returns the largest possible number.
     fn bits(&self, layer: usize, setting: &Setting, tensor: &Tensor) -> Result<u64, Error> {
         let varying = self.lens.iter().filter(|_| !setting.has_fixed_len());
         let measured = varying.filter(|(of, known, _)| *of == layer && known == setting).map(|(.., bits)| *bits).next();
@@ -184,8 +184,8 @@ impl Costs {
         Ok(measured.map_or_else(|| most().map(|len| 8 * len as u64), Ok)?)
     }
 
-    /// The timing that a decision reports: measured seconds, and the seconds expected under two lists of `settings`, the plan's and
-    /// the default ones.
+    /// The timing that a decision reports: measured seconds, and expected seconds. `settings` has the plan's settings and the
+    /// default settings.
     pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
             let (mut wire, mut computing) = (self.line.constant, 0.0);
@@ -218,7 +218,7 @@ mod tests {
     use crate::compress::hard_threshold::HardThreshold;
     use crate::compress::topk::TopK;
 
-    /// A plan's seconds follow the measured lengths of payloads whose length depends on the values.
+    /// If the length of a payload depends on its values, a plan's expected seconds use the measured length.
     #[test]
     fn measured_lengths_count() {
         let tensors =

@@ -1,7 +1,8 @@
-//! A decision: a setting per layer, and a report on the decision as a whole. Both are also encoded as numbers, for the measuring
-//! rank's broadcast and for saved states.
+//! A decision: a setting per layer, and a report on the decision as a whole. Settings and report are encoded as numbers for the
+//! measuring rank's broadcast and for saved states.
 //!
-//! The length of the measuring rank's message does not depend on its contents. It consists of these 64-bit words, little-endian:
+//! The length of the measuring rank's message does not depend on its contents. The message consists of these 64-bit words,
+//! little-endian:
 //!
 //! | words | |
 //! |---|---|
@@ -188,7 +189,7 @@ impl Decision {
         ]
     }
 
-    /// The decision that encodes to exactly these words.
+    /// Decodes a decision; `Err` unless the decision encodes to exactly these words.
     pub(super) fn decode(words: &[u64; Self::WORDS]) -> Result<Decision, Error> {
         let [step, kind, size, lower_bound, error, limit, default_size, uncompressed_size, slower, not_contractive] =
             *words;
@@ -286,7 +287,8 @@ impl LayerSetting {
         [u64::from(id) | reason << 8 | u64::from(a) << 32, pair(b, c), d.into()]
     }
 
-    /// The setting that encodes to exactly these words. Its method is one of `methods` or of lgreco's own methods.
+    /// Decodes a setting; `Err` unless the setting encodes to exactly these words. The setting's method is one of `methods` or
+    /// of lgreco's own methods.
     ///
     /// # Errors
     /// [`CoreError::UnknownMethod`]; [`CoreError::SavedState`].
@@ -316,7 +318,7 @@ pub(super) struct Decided {
     pub norms: Vec<f64>,
 }
 
-/// Sent instead of an error code if the measuring rank has decided nothing yet. All error codes are smaller.
+/// Sent instead of an error code if the measuring rank has decided nothing yet. This number is larger than all error codes.
 const NOT_YET: u64 = u64::MAX;
 
 /// The measuring rank's message to all ranks.

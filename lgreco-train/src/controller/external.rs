@@ -1,6 +1,6 @@
 //! Support for layers whose gradients the caller exchanges itself, for instance in a device's memory. The controller still keeps
-//! the schedule, window, decisions, settings and saved states of these layers. The caller exchanges their buckets, and keeps their
-//! residuals between steps.
+//! the schedule, window, decisions, settings and saved states of these layers. The caller exchanges the buckets of these layers,
+//! and keeps the residuals between steps.
 
 use super::Controller;
 use super::layer::BucketStatus;
@@ -47,8 +47,9 @@ impl External<'_> {
         self.0.control.expect_open().is_ok() && self.0.scheduler.watches()
     }
 
-    /// Adds this rank's own, uncompressed gradient of layer `layer` to the window's mean. Call it once per step. Does nothing in
-    /// steps that need no gradient ([`watches`](External::watches)). A layer that is not observed in a step keeps its mean.
+    /// Adds this rank's own, uncompressed gradient of layer `layer` to the window's mean. Call this method once per layer and step.
+    /// Does nothing in steps that need no gradient ([`watches`](External::watches)). A layer that is not observed in a step keeps
+    /// its mean.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -108,16 +109,16 @@ impl External<'_> {
     }
 
     /// Whether the next decision needs gradients on a device, because they were [recorded](External::note_observed) and have not
-    /// been discarded since. The device must keep them.
+    /// been discarded since. The device must keep these gradients.
     pub fn observes_elsewhere(&self) -> bool {
         self.0.scheduler.window.is_elsewhere()
     }
 
     /// Gives the controller a layer's mean over the window so far, in f32, if a device [has it](External::note_observed).
     ///
-    /// Call it before a state is saved, or if the device can no longer measure the mean, but not while buckets are exchanged. From
-    /// then on, the controller has the mean, unless the device gets further gradients. A task that was taken before does not use
-    /// this mean. Does nothing on ranks other than the measuring rank.
+    /// Call this method before a state is saved, or if the device can no longer measure the mean, but not while buckets are
+    /// exchanged. Afterwards, the controller has the mean until the device gets another gradient of the layer. A task that was
+    /// taken before does not use this mean. Does nothing on ranks other than the measuring rank.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;
@@ -152,7 +153,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Begins the window of the next decision anew. Call it between two steps, if the last step's gradients were
+    /// Begins the window of the next decision anew. Call this method between two steps, if the last step's gradients were
     /// [observed](External::observe) and the step has failed on the device. If a plan task was taken before,
     /// [`hand_in`](super::Planning::hand_in) drops its result.
     ///
@@ -186,8 +187,8 @@ impl External<'_> {
 
     /// Records that the caller exchanges these layers in the present step, under their settings, with
     /// [`Route::AllGather`](crate::exchange::Route) or [`Route::Sharded`](crate::exchange::Route). The controller counts the bytes
-    /// of these layers. No bucket of the step may contain them. If the length of a payload depends on its values, the largest
-    /// length is counted.
+    /// of these layers. No bucket of the step may contain these layers. If the length of a payload depends on its values, the
+    /// largest length is counted.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -229,7 +230,7 @@ impl External<'_> {
     }
 
     /// Records, between two steps, the relative squared error of a layer's compression in the last step, for
-    /// [`Metrics::relative_error`](super::Metrics). Ignored for layers that are sent uncompressed.
+    /// [`Metrics::relative_error`](super::Metrics). The number is ignored for layers that are sent uncompressed.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

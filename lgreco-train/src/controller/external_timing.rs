@@ -3,9 +3,9 @@
 //! the seconds of each step, of a probe of the link that carries the buckets, and of trials of methods. The controller uses these
 //! numbers like its own measurements, so it decides in the same way.
 //!
-//! The caller hands in all numbers between two steps. It may read the clocks of a step when the next one begins, so it need not
-//! wait for the device. Results of trials must be handed in before the decision's task is taken, because the task may run on any
-//! thread and does not use the device.
+//! The caller hands in all numbers between two steps. The caller may read a step's clocks when the next step begins, so the caller
+//! need not wait for the device. Results of trials must be handed in before the decision's task is taken, because the task may run
+//! on any thread and does not use the device.
 
 use super::compute::{DENSE, work};
 use super::costs::Costs;
@@ -20,8 +20,8 @@ use alloc::vec::Vec;
 use core::mem::take;
 
 impl External<'_> {
-    /// Sets whether the caller measures the seconds from the next step on. All ranks must call this between the same two steps. It
-    /// has an effect only under [`Objective::MeasuredSeconds`](super::Objective).
+    /// Sets whether the caller measures the seconds from the next step on. All ranks must call this between the same two steps.
+    /// This method has an effect only under [`Objective::MeasuredSeconds`](super::Objective).
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};
@@ -66,8 +66,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Number of bytes that a probe of the link gathers from all ranks together, or `None` in a step in which the caller need not
-    /// probe the link and time methods. Call it after the step's control requests. All ranks get the same number.
+    /// Number of bytes that a probe of the link gathers from all ranks together, the same on all ranks. `None` in a step in which
+    /// the caller need not probe the link and time methods. Call this method after the step's control requests.
     pub fn probe_bytes(&self) -> Option<usize> {
         let elsewhere = self.0.scheduler.meter.as_ref().is_some_and(|meter| meter.elsewhere);
         (elsewhere && self.0.control.expect_open().is_ok() && self.0.scheduler.is_last_before_task())

@@ -4,7 +4,8 @@ use crate::Error;
 use crate::compress::{Compressor, ResidualKind, Setting};
 use crate::feedback::Residual;
 
-/// The residual that a layer keeps under each compressor; `None` for no error feedback. Uncompressed layers never keep one.
+/// The residual that a layer keeps under each compressor; `None` for no error feedback. Uncompressed layers never keep a
+/// residual.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Feedback};
@@ -18,7 +19,7 @@ use crate::feedback::Residual;
 pub struct Feedback {
     /// The residual under QSGD and EDEN, which are unbiased; none unless set.
     pub qsgd: Option<Residual>,
-    /// The residual under LoCo. Unless set, it is LoCo's moving average, [`Residual::LOCO`].
+    /// The residual under LoCo. Unless set, the residual is LoCo's moving average, [`Residual::LOCO`].
     pub loco: Option<Residual>,
     /// The residual under all other lossy compressors; classic error feedback unless set.
     pub others: Option<Residual>,

@@ -32,12 +32,12 @@ impl Groups {
 /// Largest number of agreed sets of layers that ranks remember.
 pub(super) const MOST_AGREED: usize = 1024;
 
-/// Forgets all but one of the agreed sets if there are too many, because a trainer that forms ever new buckets would fill the
-/// memory. All ranks have the same sets when a step begins. So they forget the same sets, and agree on these sets again when they
-/// exchange them.
+/// Forgets all but one of the agreed sets if there are too many. Otherwise, a trainer with new buckets in every step would fill
+/// the memory. All ranks have the same sets when a step begins. So all ranks forget the same sets, and agree on a forgotten set
+/// again at its next exchange.
 pub(super) fn forget_many(agreed: &mut BTreeSet<Vec<usize>>) {
     if agreed.len() >= MOST_AGREED {
-        // One set is kept, because `Controller::provide` checks whether there is any.
+        // One set is kept, because `Controller::provide` checks whether any set was agreed.
         let first = agreed.pop_first();
         agreed.clear();
         agreed.extend(first);

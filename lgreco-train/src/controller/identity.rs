@@ -14,17 +14,17 @@ use crate::search::{Method, Metric, Search};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// How the word of a [`Field`] is read.
+/// The meaning of the word of a [`Field`].
 #[derive(Clone, Copy)]
 enum Kind {
     /// A number; [`NONE`] for none.
     Whole,
     /// The bits of an f64; NaN for none.
     Real,
-    /// An index into these names.
+    /// An index into this list of names.
     Name(&'static [&'static str]),
-    /// One of the [`NAME`] consecutive fields of a name, by its number from 0. Without a name, all of these fields are
-    /// zeros.
+    /// One of the [`NAME`] consecutive fields that together hold a name; numbered from 0. If there is no name, all of
+    /// these fields are zeros.
     Text(usize),
     /// The checksum of a value that does not fit a word.
     Checksum,
@@ -117,10 +117,10 @@ fn of_sizes(sizes: &[usize]) -> impl Iterator<Item = u64> + '_ {
     core::iter::once(sizes.len() as u64).chain(sizes.iter().map(|&size| size as u64))
 }
 
-/// Number of fields that a name takes.
+/// Number of fields that hold a name.
 const NAME: usize = method::MAX_NAME / 8;
 
-/// The fields of a name. A name that is too long is cut.
+/// The fields that hold a name, which is cut if it is too long.
 fn named_text(name: &'static str, text: &str) -> impl Iterator<Item = Field> + use<> {
     let mut bytes = [0; 8 * NAME];
     bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);

@@ -19,7 +19,7 @@ impl Controller {
         &self.scheduler.tensors
     }
 
-    /// Number of steps taken, including skipped ones. It is also the index of the next step.
+    /// Number of steps taken, including skipped ones. This number is also the index of the next step.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -45,7 +45,7 @@ impl Controller {
     /// ```
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// If the model has no layer `layer`.
     pub fn setting(&self, layer: usize) -> Setting {
         self.states[layer].plan.choice.setting
     }
@@ -96,7 +96,7 @@ impl Controller {
     /// ```
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// If the model has no layer `layer`.
     ///
     /// # Complexity
     /// A pass over the layer's residual.
@@ -122,7 +122,7 @@ impl Controller {
     /// bucket has the layer.
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// If the model has no layer `layer`.
     pub fn residual(&self, layer: usize, values: &mut [f32]) -> Result<(), Error> {
         if self.states[layer].lent != 0 {
             return Err(Error::InFlight { layer });

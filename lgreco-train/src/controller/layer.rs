@@ -15,11 +15,12 @@ use alloc::vec::Vec;
 pub(super) struct LayerState {
     /// How the layer is treated under its setting.
     pub plan: LayerPlan,
-    /// The residual. Under a setting without feedback, this is the residual that an earlier setting has left. It is sent once, with
-    /// the next gradient.
+    /// The residual. Under a setting without feedback, this is the residual that an earlier setting has left. Such a residual is
+    /// sent once, with the next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
     /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, the next residual is written here
-    /// if residuals are plain f32. After the step, the buffer has the residual from before the step. Not part of saved states.
+    /// if residuals are plain f32. After the step, the buffer has the residual from before the step. Saved states do not contain
+    /// this buffer.
     pub pending: Vec<u64>,
     /// How the last step can be undone.
     pub undo: Undo,
@@ -29,7 +30,7 @@ pub(super) struct LayerState {
     pub counts: Counts,
     /// Relative squared error of compression, when it was last measured.
     pub relative_error: Option<f64>,
-    /// Seconds of the exchanges of the layer's buckets. Not part of saved states.
+    /// Seconds of the exchanges of the layer's buckets. Saved states do not contain this number.
     pub bucket_seconds: Option<f64>,
     /// The ticket of the bucket to which this state is lent; 0 if it is not lent.
     pub lent: u64,
@@ -146,12 +147,12 @@ impl LayerState {
         }
     }
 
-    /// Makes the compression error the new residual. The error is in `rest`. If that is `None`, the error is already in the memory
-    /// of the next residual. `late` is given if some plain residual of the bucket is not finite. Then each new residual is checked,
-    /// and a layer whose new residual is not finite keeps its old one.
+    /// Makes the compression error the new residual. The error is in `rest` or, if `rest` is `None`, already in the memory of the
+    /// next residual. `late` is given if some plain residual of the bucket is not finite. In this case, each new residual is
+    /// checked, and a layer whose new residual is not finite keeps the old residual.
     ///
     /// # Errors
-    /// [`CoreError::Overflow`] when the residual does not fit its format. It is then unchanged.
+    /// [`CoreError::Overflow`] when the new residual does not fit its format. The old residual is then unchanged.
     pub(super) fn remember(&mut self, rest: Option<&[f32]>, late: Option<Error>, stream: Stream) -> Result<(), Error> {
         let undo = if self.plan.keeps_undo { Undo::Step } else { Undo::Lost };
         let Some(memory) = self.memory.as_mut().filter(|_| self.plan.residual.is_some()) else {
@@ -180,7 +181,8 @@ impl LayerState {
         Ok(())
     }
 
-    /// Makes the plain residual in `pending` the current one. If the residual was made in place, this only counts the step.
+    /// Makes the plain residual in `pending` the current one. If the residual was made in place, this function only counts the
+    /// step.
     fn count_remembered(&mut self) {
         match &mut self.memory {
             Some(memory) if self.plan.keeps_undo => memory.replace(&mut self.pending),

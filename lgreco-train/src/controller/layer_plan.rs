@@ -1,8 +1,8 @@
 //! How a layer is treated in exchanges.
 //!
-//! A [`LayerPlan`] has everything that follows from a layer and its setting. It is made when settings switch, and is part of the
-//! layer's state: buffers, lengths, residual, factor and the prediction of memory follow from it. A [`StepPlan`] adds
-//! the parts that can differ between steps under the same setting.
+//! A [`LayerPlan`] has everything that follows from a layer and its setting. A [`LayerPlan`] is made when settings switch, and is
+//! part of the layer's state. Buffers, lengths, residual, factor and the prediction of memory follow from the [`LayerPlan`]. A
+//! [`StepPlan`] adds the parts that can differ between steps under the same setting.
 
 use super::decision::LayerSetting;
 use super::{Config, Policy, Tensor, Uncompressed};
@@ -22,11 +22,11 @@ pub(super) struct LayerPlan {
     pub dtype: Dtype,
     /// The collectives that average the layer.
     pub aggregation: Aggregation,
-    /// Whether the residual gets the error of compressing this rank's share of the mean, even if the layer has no gradient. Without a
-    /// gradient, this error is zero under PowerSGD and CLT-k.
+    /// Whether the residual gets the error of compressing this rank's share of the mean, even if the layer has no gradient. Under
+    /// PowerSGD and CLT-k, this error is zero for a layer without a gradient.
     pub reencoded: bool,
-    /// The residual, if the setting has error feedback. If not, a residual that an earlier setting has left is sent once and then
-    /// dropped.
+    /// The residual, if the setting has error feedback. Without error feedback, a residual that an earlier setting has left is sent
+    /// once and then dropped.
     pub residual: Option<Residual>,
     /// Number of 8-byte words of the residual.
     pub residual_words: usize,
@@ -77,7 +77,7 @@ impl LayerPlan {
     /// The plan of a layer before the first decision.
     ///
     /// # Errors
-    /// None: uncompressed values fit every layer.
+    /// No errors are expected, because uncompressed values fit every layer.
     pub(super) fn before_decisions(index: usize, tensor: &Tensor, config: &Config) -> Result<LayerPlan, Error> {
         let chosen = config.policy == Policy::Uncompressed;
         let why = if chosen { Uncompressed::Chosen } else { Uncompressed::WarmUp };
@@ -89,7 +89,7 @@ impl LayerPlan {
         if self.keeps_undo { self.residual_words } else { 0 }
     }
 
-    /// The layer's description for an exchange of the gradient itself.
+    /// The layer's description for an exchange of the gradient without a residual.
     pub(super) fn spec<'a>(&self, shards: &'a [u64]) -> Spec<'a> {
         let spec = Spec::from((self.choice.setting, self.shape, self.dtype));
         Spec { index: self.index as u32, shards, in_place: self.dtype == Dtype::F32, ..spec }
@@ -125,7 +125,7 @@ impl LayerPlan {
     }
 }
 
-/// Where a layer's compression error is stored. This error is the compressor's input minus the decoded payload.
+/// Where a layer's compression error, the compressor's input minus the decoded payload, is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Left {
     Nowhere,
@@ -135,8 +135,8 @@ pub(super) enum Left {
     InPlace,
     /// The error is written to scratch memory, while the mean replaces the gradient.
     Beside,
-    /// The error replaces the compressor's input, in a buffer apart from the gradient. This is for gradients of 16 bits, and for
-    /// compressors that also look at the gradient.
+    /// The error replaces the compressor's input, in a buffer apart from the gradient. This case is for gradients of 16 bits, and
+    /// for compressors that also look at the gradient.
     Instead,
 }
 
@@ -152,14 +152,15 @@ pub(super) struct StepPlan {
     pub rest_len: usize,
     /// Whether the layer's relative error is measured.
     pub measured: bool,
-    /// Whether the layer has no gradient in this step. In this case, zeros are sent, and the residual does not change.
+    /// Whether the layer has no gradient in this step. For a layer without a gradient, zeros are sent, and the residual does not
+    /// change.
     pub withheld: bool,
     /// Whether the error of compressing this rank's share of the mean is added to the residual, although the layer has no gradient.
     pub takes_reencode_error: bool,
 }
 
 impl StepPlan {
-    /// The layer's description for this step's exchange. `spec` describes an exchange of the gradient itself.
+    /// The layer's description for this step's exchange. `spec` describes an exchange of the gradient without a residual.
     pub(super) fn spec<'a>(&self, spec: Spec<'a>) -> Spec<'a> {
         match self.left {
             // The compressor's input is f32, in a separate buffer.

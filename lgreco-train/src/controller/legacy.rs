@@ -10,8 +10,8 @@ use lgreco::error::expect_len;
 /// early phases less.
 ///
 /// The authors' published code has several policies. This policy depends on the size of layers and the epoch. A layer belongs to
-/// the first class whose bound exceeds its number of elements. All phases have the same length. The user chooses bounds, phases and
-/// parameters, as in that code. There are two deviations. A phase takes effect at the first decision of the
+/// the first class whose bound exceeds its number of elements. All phases have the same length. As in the authors' code, the user
+/// chooses bounds, phases and parameters. There are two deviations. A phase takes effect at the first decision of the
 /// [`Schedule`](super::Schedule) in that phase. Layers have error feedback as under any other policy.
 ///
 /// ```
@@ -28,7 +28,7 @@ pub struct Legacy {
     pub sizes: Vec<u64>,
     /// One row per phase, at least one, with a parameter per class. There is one more class than there are bounds.
     pub levels: Vec<Vec<f64>>,
-    /// Number of training steps, at least 1, divided equally among the phases. The last phase continues after them.
+    /// Number of training steps, at least 1, divided equally among the phases. The last phase continues after these steps.
     pub steps: u64,
 }
 

@@ -16,16 +16,16 @@ use core::ops::Range;
 impl Controller {
     /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks must exchange the same
     /// layers together. When layers are exchanged together for the first time, an additional all-gather of 24 bytes per rank checks
-    /// this. The check is repeated when more than a thousand other sets of layers have been exchanged since. Different buckets may
-    /// be exchanged at the same time, on any threads. All ranks must start their collectives in the same order.
+    /// that all ranks do so. Ranks remember about a thousand checked sets of layers, and check a forgotten set again. Different
+    /// buckets may be exchanged at the same time, on any threads. All ranks must start their collectives in the same order.
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`]
     /// for a layer that is in another bucket, or twice in this one; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
-    /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise it allocates messages and workspaces, with the sizes
-    /// that [`MemoryUse::of`](super::MemoryUse::of) predicts, and an f32 per element of 16-bit layers with a residual.
+    /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise, the call allocates messages and workspaces, with the
+    /// sizes that [`MemoryUse::of`](super::MemoryUse::of) predicts, and an f32 per element of 16-bit layers with a residual.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.contains(layers) {
             true => Agreement::Reached,
@@ -159,8 +159,8 @@ impl Controller {
     }
 
     /// Takes a bucket back, at any point of its exchange. The residuals of a bucket that was not exchanged are unchanged. If the
-    /// bucket was in the middle of its exchange, other ranks may have the means. So the step [fails](super::Outcome::Failed) on this
-    /// rank, and the next step reports that to all ranks, unless all ranks exchange the layers again or
+    /// bucket was in the middle of its exchange, the step [fails](super::Outcome::Failed) on this rank, because other ranks may
+    /// have the means. The next step reports this failure to all ranks, unless all ranks exchange the layers again or
     /// [abandon](Controller::abandon_step) the step.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Controller {
             self.agreed.insert(bucket.layers().collect());
         }
         self.totals.told |= (exchanged || alone) && has_elements(&bucket);
-        // If all ranks have found that they differ, they compare their options before the next step.
+        // If the exchange has shown that ranks differ, all ranks compare their options before the next step.
         self.control.met &= !bucket.differs;
         self.totals.bytes_out += bucket.bytes;
         self.totals.wire += bucket.wire;

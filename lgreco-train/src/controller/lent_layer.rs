@@ -24,11 +24,11 @@ pub(super) struct LentLayer {
     pub norms: [f64; 2],
 }
 
-/// The parts of a bucket's buffers that belong to one layer, or to all layers for which [`take`](Places::take) has not been called
+/// The parts of a bucket's buffers that belong to one layer, or to all layers whose parts [`take`](Places::take) has not split off
 /// yet. See [`StepPlan::offered_len`] and [`StepPlan::rest_len`].
 pub(super) struct Places<'a> {
     pub offered: &'a mut [f32],
-    /// Empty until means replace gradients.
+    /// Empty before the call that replaces gradients by means.
     pub rest: &'a mut [f32],
 }
 
@@ -100,8 +100,8 @@ impl LentLayer {
         Ok(())
     }
 
-    /// The layer in the form that an exchange takes. It borrows the gradient, and the parts of the state that the exchange changes.
-    /// A `gradient` of `None` means that this rank has failed. `late` is an error of another residual of the bucket.
+    /// The layer as an exchange needs it: the gradient, and the parts of the state that the exchange changes, are borrowed. A
+    /// `gradient` of `None` means that this rank has failed. `late` is an error of another residual of the bucket.
     pub(super) fn for_exchange<'a>(
         &'a mut self,
         Places { offered, rest }: Places<'a>,
@@ -130,8 +130,8 @@ impl LentLayer {
     }
 
     /// After the exchange, makes the compression error the residual, and counts bytes. `sent` is the length of this rank's payload,
-    /// for methods whose payloads are not divided. Returns the bytes that this rank has sent. If `late` is `None`, stores an error
-    /// of the residual there.
+    /// for methods whose payloads are not divided. Returns the bytes that this rank has sent. An error of the residual is stored in
+    /// `late`, if `late` is `None`.
     pub(super) fn remember(
         &mut self,
         Places { offered, rest }: Places<'_>,
@@ -172,8 +172,8 @@ impl LentLayer {
     }
 }
 
-/// Whether an error means that values, or their sums, were too large for the types in which they are computed or sent, on this rank
-/// or another. A loss scaler must know about such errors.
+/// Whether an error means that values or sums were too large for their type, on this rank or another. The type is that in which
+/// they are computed or sent. A loss scaler must know about such errors.
 pub(super) fn is_too_large(error: &Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => *code,

@@ -10,8 +10,8 @@ use serde_json::Value;
 /// A step's report with the metrics of all layers as one line of JSON, without a newline. The keys are the fields of [`Report`],
 /// [`Decision`](crate::controller::Decision), its [`Timing`](crate::controller::Timing) and
 /// [`Metrics`](crate::controller::Metrics). Unknown values are left out. `unit` is the unit of sizes. A decision under an error
-/// budget has `budget` and a `lower_bound` of its size. A decision under a size limit has `size_limit` and a `lower_bound` of its
-/// error.
+/// budget has the keys `budget` and `lower_bound`, a bound of the plan's size. A decision under a size limit has the keys
+/// `size_limit` and `lower_bound`, a bound of the plan's error.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Controller, Tensor, metrics_line};

@@ -5,32 +5,32 @@
 //! also contains the time of the pass. The time of the whole exchange is measured, because the time of a single collective would
 //! include other collectives and the backward pass.
 //!
-//! Steps with two different numbers of bytes determine the constant and the seconds per byte. They may also show that fewer bytes
-//! take no less time. That result holds until the link changes. Steps whose traffic is hidden behind computing do not show such a
-//! change, so ranks probe the link before each decision. On a busy host, a probe can be wrong by a large factor. So the model
-//! accepts a change only after a second probe, or steps, confirm it. Until steps have determined the seconds per byte, the probe's
-//! value is used. The next decision corrects a decision that was based on a probe.
+//! Steps with two different numbers of bytes determine the constant and the seconds per byte. Two such steps may also show that
+//! fewer bytes take no less time. Such a finding is valid until the link changes. Steps whose traffic is hidden behind computing do
+//! not show such a change, so ranks probe the link before each decision. On a busy host, a probe can be wrong by a large factor. So
+//! the model accepts a change only after a second probe, or steps, confirm it. Until steps have determined the seconds per byte,
+//! the probe's value is used. The next decision corrects a decision that was based on a probe.
 
 use alloc::vec::Vec;
 
 /// The model of the link: the latest seconds for several numbers of bytes, and the line through these points.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Link {
-    /// Pairs of bytes and seconds, the newest last.
+    /// Levels: pairs of a step's bytes and the latest seconds of steps of this size. The newest level comes last.
     levels: Vec<Level>,
     /// Seconds per byte of a step; `None` before the first step.
     per_byte: Option<f64>,
-    /// Seconds per byte that a probe found on the link on which the levels were measured.
+    /// Seconds per byte of the probe to which newer probes are compared, from the time when the levels were measured.
     probe: Option<f64>,
     /// Seconds per byte of the newest probe.
     latest: Option<f64>,
     /// Whether another probe has confirmed the value of `probe`.
     confirmed: bool,
-    /// Whether a probe already indicated another link at the last call of [`note`](Link::note).
+    /// Whether a probe already indicated a changed link at the last call of [`note`](Link::note).
     suspected: bool,
     /// Number of consecutive samples at the largest size.
     idle: u32,
-    /// Largest number of bytes of a level.
+    /// Largest number of bytes of a step so far.
     most: f64,
     /// Seconds of the newest step's whole exchange.
     whole: f64,
@@ -49,21 +49,22 @@ pub(super) struct Line {
     pub per_byte: f64,
 }
 
-/// Sizes that differ by less than this fraction belong to one level.
+/// Steps belong to the same level if their bytes differ by less than this fraction.
 const SAME_BYTES: f64 = 0.1;
-/// A level has changed if its old and new times differ by more than this fraction of the longer one, and by more than [`SAME_STEP`]
-/// of the step's time.
+/// A level has changed if its old and new times differ by more than this fraction of the longer time. The difference must also
+/// exceed [`SAME_STEP`] of the step's time.
 const SAME_SECONDS: f64 = 0.15;
 /// Changes below this fraction of a whole step's exchange are ignored.
 const SAME_STEP: f64 = 0.05;
-/// Two probes show the same link if they differ by less than this factor. They also show the same link if their difference at the
-/// largest size is less than `SAME_STEP` of a step's time.
+/// Two probes show the same link if their seconds per byte differ by less than this factor. A difference also means nothing if, for
+/// the largest step's bytes, it is less than `SAME_STEP` of a step's time.
 const SAME_PROBE: f64 = 1.5;
-/// If probes differ by more than this factor, their difference explains a similar difference between steps.
+/// If two probes differ by more than this factor, and steps have changed in the same direction, the link has changed by the probes'
+/// ratio.
 const LIKE_PROBE: f64 = 1.15;
 /// Largest plausible ratio of a step's seconds per byte to those of a probe. If the ratio is larger, the probe was wrong.
 const LONGER: f64 = 2.0;
-/// Number of decisions after which uncompressed steps are compared with compressed ones anew.
+/// Number of decisions after which uncompressed steps are compared with compressed steps anew.
 const PATIENCE: u32 = 16;
 const LEVELS: usize = 4;
 
@@ -78,7 +79,7 @@ impl Link {
         let moved = known.filter(|old| (old.seconds - seconds).abs() > tolerance(old.seconds));
         (self.most, self.whole) = (self.most.max(bytes), whole);
         let are_most = bytes >= self.most * (1.0 - SAME_BYTES);
-        // `like_probes` is the old level, if it has moved in the same direction as the probes.
+        // `like_probes` is the old level, if steps and probes have both become slower, or both faster.
         let (before, now) = (self.probe.unwrap_or(0.0), self.latest.unwrap_or(0.0));
         let like_probes = moved.filter(|old| (now - before) * (seconds - old.seconds) > 0.0);
         // Only the probe gives evidence about sizes that were never sent.
@@ -86,7 +87,8 @@ impl Link {
         self.suspected = differ && !changed;
         let mut level = Level { bytes, seconds };
         if changed {
-            // Only steps at the largest size show how much traffic is hidden. After a wrong probe, they do not show it either.
+            // Only steps at the largest size show how much traffic is hidden. If the earlier probe is unconfirmed, these steps must
+            // also have changed like the probes.
             let trusted = if self.confirmed { known } else { like_probes }.filter(|_| are_most);
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
             let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
@@ -114,7 +116,7 @@ impl Link {
                 self.begin_anew();
             }
         }
-        // A level that is faster than the wire allows was measured on a faster link, or while the link changed.
+        // A level that is faster than the probes allow was measured on a faster link, or while the link changed.
         let (wire, known) = (before.min(now), self.levels.len());
         self.levels.retain(|old| !self.confirmed || old.bytes * wire <= old.seconds);
         if self.levels.len() < known {
@@ -137,7 +139,7 @@ impl Link {
     /// Records the seconds per byte of a probe.
     pub(super) fn note_probe(&mut self, per_byte: f64) {
         if per_byte > 0.0 && per_byte.is_finite() {
-            // Other values come from a clock that is too coarse.
+            // Values that are not positive and finite come from a clock that is too coarse.
             self.latest = Some(per_byte);
             self.confirmed |= self.probe.is_some_and(|probe| same_probe(probe, per_byte));
             self.probe = self.probe.or(self.latest);

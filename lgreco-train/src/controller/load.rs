@@ -29,22 +29,22 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Layers that the state lacks. They start without residual, and are uncompressed until the next decision. This decision is
-    /// made at once.
+    /// Layers that the state lacks. Such layers start without residual, and are uncompressed until the next decision, which is made
+    /// at once.
     pub missing: Vec<String>,
-    /// Layers that the model lacks. They are ignored, and their residuals are lost.
+    /// Layers that the model lacks. The state of such layers is ignored, and their residuals are lost.
     pub extra: Vec<String>,
     /// Layers whose shape or element type differs from the state. The model's layer is treated like a missing one, and the saved
     /// layer like an extra one.
     pub misshaped: Vec<String>,
     /// The rank that saved the plan.
     pub rank: u32,
-    /// The number of workers at that time.
+    /// The number of workers when the plan was saved.
     pub world_size: u32,
-    /// The step at which the plan was saved. The run continues with this step.
+    /// The step at which the plan was saved, and with which the run continues.
     pub step: u64,
-    /// The earliest step at which one of the residuals was saved; at most the step of the plan. The parts of gradients that the
-    /// residual's rank left unsent between these two steps are lost.
+    /// The earliest step at which one of the residuals was saved; at most the step of the plan. Compression errors of the steps
+    /// between these two are not in the residual, and are lost.
     pub oldest_residual: u64,
 }
 
@@ -56,8 +56,8 @@ impl Controller {
     /// [parts](Controller::save_part) in any order. `plan` has all parts of one rank; parts of layers that the model lacks may be
     /// missing. `residuals` has parts of layers, from one or more ranks.
     ///
-    /// Results of earlier plan tasks are ignored. All ranks must load between the same two steps. Afterwards ranks agree on their
-    /// buckets anew.
+    /// Results of earlier plan tasks are ignored. All ranks must load between the same two steps. After loading, ranks agree on
+    /// their buckets anew.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
@@ -89,14 +89,14 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Checksum`] for damaged states. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::DuplicateName`] and
-    /// the errors of settings, shapes and residuals for bytes that are not a state of version 4 or 6, for parts of several ranks as
-    /// `plan`, and for the same part twice. [`CoreError::SavedState`] for a residual of a later step than the plan, or of another
-    /// number of workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`]. After an error, the controller
-    /// is unchanged.
+    /// [`CoreError::Checksum`] for damaged states. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::DuplicateName`]
+    /// and the errors of settings, shapes and residuals for bytes that are not a state of version 4 or 6. The same errors for parts
+    /// of several ranks as `plan`, and for a part that is given twice. [`CoreError::SavedState`] for a residual of a later step
+    /// than the plan, or of another number of workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`].
+    /// After an error, the controller is unchanged.
     ///
     /// # Complexity
-    /// The bytes of all states, and O(n log n) in the layers.
+    /// Linear in the bytes of all states, and O(n log n) in the number of layers.
     pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let (runs, mut plans) = sorted(plan, &self.scheduler.config.search.methods)?;
         let several = |what, found: usize| CoreError::SavedState { what, found: found as u64 };
@@ -147,7 +147,7 @@ impl Controller {
             choices.push(match config.policy {
                 Policy::Uncompressed => LayerSetting::dense(Uncompressed::Chosen),
                 // The layer was saved without a residual, so no gradient has shown whether error feedback works with the setting.
-                // `state` does not show this, because new ranks get no residuals.
+                // The state of this rank may lack a residual for another reason: new ranks get none.
                 _ if saved.is_none_or(|layer| layer.memory.is_none()) => suited(config, tensor, choice),
                 _ => choice,
             });
@@ -178,10 +178,10 @@ impl Controller {
         let start = step.max(scheduler.config.schedule.warmup);
         scheduler.due = match run.due {
             _ if !adapts => None,
-            // The present warm-up may be over, or may have become longer.
+            // The warm-up of the present configuration may be over, or may be longer than that of the saved run.
             Some(due) if run.decision.is_none() => Some(if step < start { start } else { due.min(step) }),
             Some(due) if incomplete => Some(due.min(start)),
-            // The present schedule may plan earlier than the saved run's.
+            // The schedule of the present configuration may plan earlier than that of the saved run.
             Some(due) => Some(scheduler.config.next_decision(start).map_or(due, |next| due.min(next))),
             None if incomplete || run.decision.is_none() => Some(start),
             None => scheduler.config.next_decision(start),

@@ -97,8 +97,8 @@ impl MemoryUse {
 }
 
 impl Controller {
-    /// The plans that most steps will use. If the present plans compress a layer, or the policy never compresses, these are the
-    /// present plans. Otherwise, they have a fixed policy's settings or the search's default settings.
+    /// The plans that most steps will use. These are the present plans if some plan compresses its layer, or if the policy never
+    /// compresses. Otherwise, the expected plans have a fixed policy's settings or the search's default settings.
     fn expected_plans(&self) -> Result<Vec<LayerPlan>, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let decided = self.states.iter().any(|state| state.plan.choice.uncompressed.is_none());
@@ -145,7 +145,7 @@ impl Controller {
     }
 
     /// Allocates the memory of blocking steps under these plans, so that a lack of memory is found before ranks agree to switch.
-    /// If the caller opens buckets itself, memory is allocated when it opens them.
+    /// If the caller opens buckets itself, memory is allocated when a bucket is opened.
     pub(super) fn provide(&mut self, plans: &[LayerPlan]) -> Result<(), Error> {
         if !self.agreed.is_empty() {
             return Ok(());

@@ -23,8 +23,8 @@ pub(super) struct Meter {
     pub elsewhere: bool,
     /// Whether the recent steps belong to a window.
     in_window: bool,
-    /// The step of the decision whose costs were computed last. A dropped task can be taken again, but its steps are recorded only
-    /// once.
+    /// The step of the decision whose costs were computed last. If a dropped task is taken again, the steps before the decision
+    /// are not recorded again.
     told: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ impl Meter {
     }
 
     /// Records a step that the caller has exchanged. Steps of a window are slower, because they wait for gradients to reach the
-    /// host. These steps are used only if there are no other steps.
+    /// host. Steps of a window are used only if there are no other steps.
     pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
         if in_window && !self.in_window && !self.recent.is_empty() {
             return;
@@ -153,10 +153,10 @@ impl Meter {
 
     /// The costs for the decision of step `due`, learnt from the steps since the last switch; `None` before the first step.
     ///
-    /// The rank that computes longest does not wait for other ranks. So the time in which it does not compute is the time for
-    /// sending.
+    /// The rank that computes longest does not wait for other ranks. So the time in which this rank does not compute is the time
+    /// for sending.
     pub(super) fn costs(&mut self, due: u64, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
-        // The link may have changed just now. Only the last steps show its present state.
+        // The link may have changed just now. Only the last three steps then show the present state of the link.
         let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };
         let mut computing = 0.0;
         if let Some(Sample { bytes, seconds, computing: own }) = typical {

@@ -22,7 +22,7 @@ pub struct Report {
     pub step: u64,
     /// The content of the gradients after the step.
     pub outcome: Outcome,
-    /// Whether it was the first step under new settings.
+    /// Whether this step was the first one under new settings.
     pub switched: bool,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
@@ -55,11 +55,11 @@ pub enum Outcome {
     /// exchanges the buckets itself, the gradients of some bucket are NaN.
     PassedThrough,
     /// The exchange of some bucket has failed. The gradients of this bucket are undefined, and the gradients of the other buckets
-    /// are means. This happens only if the trainer exchanges the buckets itself. Usually, the bucket has failed on every rank. It
-    /// has failed on this rank only in the cases that [`Bucket::next`](super::Bucket::next) names, and if it was
-    /// [closed](super::Controller::close) in the middle of its exchange. In these cases, the next bucket or step fails on all
-    /// ranks. If gradients of another bucket were not finite under [`NonFinite::Skip`](super::NonFinite), no mean may be applied,
-    /// and residuals are the same as before the step.
+    /// are means. This happens only if the trainer exchanges the buckets itself. Usually, the bucket fails on every rank. A bucket
+    /// fails on this rank only in the cases that [`Bucket::next`](super::Bucket::next) names, and if it was
+    /// [closed](super::Controller::close) in the middle of its exchange. After a failure on this rank only, the next bucket or
+    /// step fails on all ranks. If gradients of another bucket were not finite under [`NonFinite::Skip`](super::NonFinite), no
+    /// mean may be applied, and residuals are the same as before the step.
     Failed,
 }
 
@@ -100,16 +100,16 @@ pub struct Metrics<'a> {
     pub uncompressed: Option<Uncompressed>,
     /// Number of steps in which the layer was exchanged.
     pub steps: u64,
-    /// Bytes of its gradients in these steps.
+    /// Bytes of the layer's gradients in the steps in which it was exchanged.
     pub bytes_in: u64,
-    /// Bytes sent for these gradients.
+    /// Bytes that this rank has sent for the layer's gradients.
     pub bytes_out: u64,
     /// ‖p − ĝ‖² / ‖p‖² of the compressor's input p and the decoded payload ĝ, when it was last measured.
     pub relative_error: Option<f64>,
     /// L2 norm of the residual; `None` without one.
     pub residual_norm: Option<f64>,
-    /// Seconds of compressing and exchanging its bucket, since the controller was created or loaded. All layers of a bucket have
-    /// the same number. `None` without a clock.
+    /// Seconds of compressing and exchanging the layer's bucket, since the controller was created or loaded. All layers of a
+    /// bucket have the same number. `None` without a clock.
     pub bucket_seconds: Option<f64>,
     /// Number of decisions in which the layer's setting was refused, because error feedback does not work with it.
     pub not_contractive: u64,

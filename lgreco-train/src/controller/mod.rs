@@ -56,23 +56,23 @@
 //!
 //! # Buckets in flight
 //! [`Controller::step`] blocks, and needs all gradients when it begins. A trainer that exchanges during its backward pass performs
-//! the parts of the step itself. It calls [`begin_step`](Controller::begin_step) and performs the [`control`](Controller::control)
-//! requests. Most steps have no such requests. Then it exchanges a [`Bucket`] for each set of layers whose gradients are ready.
-//! Several buckets can be exchanged at the same time, on any threads. Each bucket returns requests for collectives. A request
-//! contains the memory that its collective reads and writes. [`finish_step`](Controller::finish_step) ends the step. The means are
-//! bit for bit the same as with [`Controller::step`].
+//! the parts of the step itself. Such a trainer calls [`begin_step`](Controller::begin_step) and performs the
+//! [`control`](Controller::control) requests, which most steps do not have. The trainer then exchanges a [`Bucket`] for each set of
+//! layers whose gradients are ready. Several buckets can be exchanged at the same time, on any threads. Each bucket returns
+//! requests for collectives. A request contains the memory that its collective reads and writes.
+//! [`finish_step`](Controller::finish_step) ends the step. The means are bit for bit the same as with [`Controller::step`].
 //!
-//! There is one difference from [`Controller::step`]. A bucket is checked for NaN and infinity only when it is compressed, so other
-//! buckets of the step may already have been exchanged. A bucket with NaN or infinity fails on every rank, or its gradients become
-//! zeros or NaN on every rank, according to [`NonFinite`]. [`roll_back`](Residuals::roll_back) undoes a step that a loss scaler
-//! skips.
+//! Unlike [`Controller::step`], a trainer that exchanges buckets checks each bucket for NaN and infinity only when the bucket is
+//! compressed. Other buckets of the step may already have been exchanged. A bucket with NaN or infinity fails on every rank, or its
+//! gradients become zeros or NaN on every rank, according to [`NonFinite`]. [`roll_back`](Residuals::roll_back) undoes a step that
+//! a loss scaler skips.
 //!
 //! # Planning while training goes on
 //! At a decision, one rank measures and plans. By default, that rank does this work during a call of
 //! [`control`](Controller::control), which then takes seconds for large models. With a [`Schedule::lead`] of at least one step,
 //! [`take_task`](Planning::take_task) returns the work beforehand, as a task that any thread can run.
 //! [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step. If the result has not been handed in by
-//! then, they switch at the first step after it is handed in. No rank waits for the thread.
+//! then, all ranks switch at the first step after the hand-in. No rank waits for the thread.
 //!
 //! # A step
 //! 1. Each rank sends a message of 32 bytes. With these messages, ranks check that all gradients have the right shapes
@@ -80,15 +80,15 @@
 //!    options differ, the error names the difference ([`Error::PeerOption`](crate::Error)). Gradients that are not
 //!    finite are an error only under [`NonFinite::Error`]. If the trainer exchanges the buckets itself, a step begins
 //!    with this agreement only when a decision is due, at the first step, and after a state was loaded.
-//! 2. At step `warmup`, and every `period` steps after it, the measuring rank plans. It uses the mean of its own gradients in a
-//!    window of `window` steps that ends `lead` steps earlier. It broadcasts the plan, and all ranks switch before they compress
-//!    anything in this step.
+//! 2. At step `warmup`, and every `period` steps after it, the measuring rank plans. The plan uses the mean of that rank's own
+//!    gradients in a window of `window` steps, which ends `lead` steps earlier. The measuring rank broadcasts the plan, and all
+//!    ranks switch before they compress anything in this step.
 //! 3. For each bucket, `p = m + g`, the sum of residual and gradient, is compressed and exchanged ([`exchange`](crate::exchange)).
 //!    With the decoded payload `ĝ` and the gain `a`, the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)). The
 //!    gradient becomes the mean.
 //!
-//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. This gradient
-//! contains no compression error. It is one worker's sample of the true gradient, and a longer window makes this sample more exact.
+//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. A local gradient
+//! contains no compression error. It is one worker's sample of the true gradient, and a longer window makes the sample more exact.
 //!
 //! # Around a step
 //! * Add weight decay that is part of the gradient *before* the step, so that it is compressed with the gradient, and
@@ -102,10 +102,10 @@
 //! * Every rank has the same means, settings and decisions, bit for bit, after every step. Either all ranks fail at a step, or none
 //!   does. If the measuring rank cannot plan, every rank gets its error.
 //! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: within rounding, the sum of the means plus the mean
-//!   residual is the sum of the mean gradients. Switches do not change this. After a switch to a setting without feedback, the
-//!   residual is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of the sum. With a gain `a`
-//!   below 1 (ScaleCom's filter, LoCo), a residual is `a` times the values that were not sent. A switch to another gain, or to a
-//!   setting without feedback, treats the residual as if it were all of these values.
+//!   residual is the sum of the mean gradients. Switches of settings lose no gradient mass either. After a switch to a setting
+//!   without feedback, the residual is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of
+//!   these sums. With a gain `a` below 1 (ScaleCom's filter, LoCo), a residual is `a` times the values that were not sent. A switch
+//!   to another gain, or to a setting without feedback, treats the residual as if it were all of these values.
 //! * PowerSGD's `Q` is cut or extended at switches. New columns are drawn from the shared seed.
 //! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows, at the end of a
 //!   bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings are allocated before ranks

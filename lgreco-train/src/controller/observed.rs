@@ -45,13 +45,13 @@ pub trait Observed {
     /// The squared l2 norms of these layers' means.
     ///
     /// # Errors
-    /// Errors of the device. The decision then fails on all ranks.
+    /// Errors of the device. After an error, the decision fails on all ranks.
     fn squared_norms(&mut self, layers: &[usize], norms: &mut [f64]) -> Result<(), CoreError>;
 
     /// The squared errors of all candidates of these rows, one after another, as [`Backend::measure`] returns them.
     ///
     /// # Errors
-    /// The errors of [`Backend::measure`]. The decision then fails on all ranks.
+    /// The errors of [`Backend::measure`]. After an error, the decision fails on all ranks.
     fn measure(&mut self, rows: &[OfferedRow<'_>], squared_errors: &mut [f64]) -> Result<(), JobError>;
 }
 
@@ -171,7 +171,7 @@ mod tests {
     use crate::{CoreError, Error, backend::Portable, search};
     use alloc::vec;
 
-    /// An outside method that wants more memory than any machine has.
+    /// An outside method that asks for more memory than any machine has.
     #[derive(Debug)]
     struct Greedy;
 

@@ -32,8 +32,8 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Makes a decision. Measures and plans if the policy requires it. `costs` are given if the objective is [measured
-    /// seconds](super::Objective). In this case, this function also times trials, unless the caller has done so, and writes them to
-    /// `trials`.
+    /// seconds](super::Objective). With `costs`, this function also times trials and writes them to `trials`, unless the caller has
+    /// timed them.
     pub(super) fn decide(
         &self,
         means: &mut Means<'_, '_>,
@@ -139,7 +139,7 @@ impl Planner<'_> {
             relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
             choices[layer] = match offers.settings[at] {
                 Setting::Dense if offers.added[place] => LayerSetting::dense(Uncompressed::Slower),
-                // If the default setting is uncompressed too, its reason is kept.
+                // If the layer's default is also uncompressed, the reason of the default is kept.
                 Setting::Dense if choices[layer].setting == Setting::Dense => choices[layer],
                 setting => LayerSetting::chosen(setting),
             };

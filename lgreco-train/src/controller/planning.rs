@@ -30,12 +30,12 @@ impl Planning<'_> {
     /// comes from the [`Schedule`](super::Schedule). Call this after every step. Any thread [runs](PlanTask::run) the task, and
     /// [`hand_in`](Planning::hand_in) takes the result.
     ///
-    /// At step `due`, the ranks switch. If the result has not been handed in yet, they take the step under their present settings
+    /// At step `due`, the ranks switch. If the result has not been handed in yet, ranks take the step under their present settings
     /// and ask again at the next step. A caller that wants to avoid this delay waits for the result when
     /// [`is_due`](Planning::is_due) returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs
     /// the work during its call. If the decision fails, its step fails on every rank. The step may be begun again, and then the
-    /// task can be taken again. A state that is saved meanwhile contains the gradients, so a run that loads it makes the same
-    /// decision.
+    /// task can be taken again. A state that is saved before the decision contains the gradients, so a run that loads this state
+    /// makes the same decision.
     ///
     /// With Accordion, if the learning rate falls at step `due` or later, all layers get low compression instead of the planned
     /// settings.
@@ -117,10 +117,10 @@ impl Planning<'_> {
     }
 
     /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks must call this between the same two steps.
-    /// They switch at the next step, or at the end of the warm-up if that is later. If a plan task with the old settings was taken,
-    /// the switch at the end of the warm-up may come a step later. If the trainer exchanges the buckets itself, ranks switch one
-    /// step later: the buckets of one step first check that all ranks were given the same settings. Residuals and
-    /// PowerSGD's factors are kept, as at any switch. A setting with which error feedback does not work is
+    /// Ranks switch to the new settings at the next step, or at the end of the warm-up if that is later. If a plan task with the
+    /// old settings was taken, the switch at the end of the warm-up may come a step later. If the trainer exchanges the buckets
+    /// itself, ranks switch one step later: the buckets of one step first check that all ranks were given the same settings.
+    /// Residuals and PowerSGD's factors are kept, as at any switch. A setting with which error feedback does not work is
     /// [refused](super::Uncompressed::NotContractive) without looking at gradients.
     ///
     /// If ranks were given different settings, or if only some ranks were given settings, the next step fails on every rank with
@@ -161,10 +161,10 @@ impl Planning<'_> {
 
     /// Compresses gradients during the warm-up, too.
     ///
-    /// Until the first decision, layers have the default settings, or the settings of a fixed policy. This suits few and large
-    /// steps, such as [outer steps](crate::outer). In ordinary training, compression would damage the first gradients of a model
-    /// too much. All ranks must call this before the first step. It has no effect under [`Policy::Uncompressed`]. Settings with
-    /// which error feedback does not work are refused without looking at gradients.
+    /// Until the first decision, layers have the default settings, or the settings of a fixed policy. Compression during the
+    /// warm-up suits few and large steps, such as [outer steps](crate::outer). In ordinary training, compression would damage the
+    /// first gradients of a model too much. All ranks must call this before the first step. This method has no effect under
+    /// [`Policy::Uncompressed`]. Settings with which error feedback does not work are refused without looking at gradients.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

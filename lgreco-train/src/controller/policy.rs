@@ -29,7 +29,7 @@ pub enum Policy {
     Fixed(Vec<Setting>),
     /// CGX: clusters layers by size and error, and chooses one option per cluster within the budget.
     KMeans {
-        /// Number of clusters. CGX has one per bit width; the L-GreCo paper uses 6 for PowerSGD ranks.
+        /// Number of clusters. CGX has one cluster per bit width, and the L-GreCo paper has 6 clusters for PowerSGD ranks.
         clusters: usize,
     },
     /// Accordion's detector chooses one of two parameters per layer. There is no budget.
@@ -40,13 +40,14 @@ pub enum Policy {
     LGreco {
         /// The exact solver, or the paper's dynamic program.
         solver: Solver,
-        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, it is the error or size of
-        /// the search's default.
+        /// With Accordion, the budget is the error or size of Accordion's settings. Without Accordion, the budget is the error or
+        /// size of the search's default.
         accordion: Option<Accordion>,
     },
 }
 
-/// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, they are as exact as possible.
+/// The limit of a plan. Within an error budget, plans are as small as possible. Within a size budget, plans are as exact as
+/// possible.
 ///
 /// A size is the amount that one worker sends in one step, for the layers that may be compressed. If error feedback does not work
 /// with the setting that a plan has chosen for a layer, the layer is sent uncompressed
@@ -72,8 +73,8 @@ pub enum Budget {
     Size,
     /// A number of bits; under [`Objective::Bits`].
     Bits(u64),
-    /// Seconds, below a million; under [`Objective::MeasuredSeconds`]. Before anything was measured, the default settings are
-    /// used.
+    /// Seconds, below a million; under [`Objective::MeasuredSeconds`]. Before the first measurement of seconds, the default
+    /// settings are used.
     Seconds(f64),
 }
 
@@ -101,16 +102,16 @@ pub enum Objective {
     ///
     /// To separate the time per byte from the constant time, the controller compares steps of different sizes: the uncompressed
     /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic overlaps
-    /// with the backward pass. The second decision knows it. In the last step of a decision's window, ranks time an all-gather
-    /// twice, to notice a changed link. This probe gathers 1 MiB in total, or the model's size if that is less. From the second
-    /// decision on, it is smaller if it would otherwise take more than a hundredth of the time of all exchanges until the next
-    /// decision. The smallest probe is a single all-gather of half a MiB.
+    /// with the backward pass. The second decision knows this overlap. In the last step of a decision's window, ranks time an
+    /// all-gather twice, to notice a changed link. This probe gathers 1 MiB in total, or the model's size if that is less. From the
+    /// second decision on, a probe is smaller if the full size would take more than a hundredth of the time of all exchanges until
+    /// the next decision. The smallest probe is a single all-gather of half a MiB.
     ///
     /// For buckets that a device [exchanges](super::External::note_exchanged), the caller
     /// [measures](super::External::meter_elsewhere) the seconds.
     ///
-    /// Under [`Budget::Error`], plans are as fast as the error allows. Under [`Budget::Size`], they are as exact as possible within
-    /// the seconds of the default settings.
+    /// Under [`Budget::Error`], plans are as fast as the error allows. Under [`Budget::Size`], plans are as exact as possible
+    /// within the seconds of the default settings.
     MeasuredSeconds,
 }
 

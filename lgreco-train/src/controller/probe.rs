@@ -7,8 +7,8 @@ use crate::exchange::share_of_others;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Smallest and largest number of words that all ranks together send in a full round, unless a step sends less. The smallest number
-/// is larger than the bursts that traffic shapers and buffers let pass.
+/// Smallest and largest number of words that all ranks together send in a full round. If an uncompressed step sends fewer words, a
+/// round has the words of such a step. The smallest number is larger than the bursts that traffic shapers and buffers let pass.
 const PROBED: [f64; 2] = [(1u64 << 16) as f64, (1u64 << 17) as f64];
 /// Probes may take at most this fraction of the seconds that exchanges take until the next decision.
 const PROBING: f64 = 0.01;
@@ -20,9 +20,10 @@ const PROBES: u32 = 2;
 /// A measurement of the link by all ranks together.
 ///
 /// Ranks first exchange two empty rounds, of one word each. Then full rounds and empty rounds alternate. In the empty round, a rank
-/// that got all data early waits for the others. A full round and the empty round after it are a turn. Interruptions make a turn
-/// longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks exchange the fraction of the
-/// allowed time that has passed. So all ranks stop together, as soon as the slowest rank would exceed its allowed time.
+/// that got all data of the full round early waits for the other ranks. A full round and the empty round after it are a turn.
+/// Interruptions make a turn longer, never shorter, so the shortest of several turns shows the link. In empty rounds, ranks
+/// exchange the fraction of the allowed time that has passed. So all ranks stop together, as soon as the slowest rank would exceed
+/// its allowed time.
 pub(super) struct Probe {
     /// The words of a full round.
     pub words: Vec<u64>,
@@ -79,7 +80,7 @@ impl Probe {
     /// Records a round that was exchanged, and returns whether it was the last one.
     pub(super) fn done(&mut self, now: f64) -> bool {
         let (before, took) = (self.turns(), now - self.began);
-        // If the clock has jumped, these seconds are unknown.
+        // If the clock has jumped, the seconds of this round are unknown.
         let took = if (0.0..=LONGEST).contains(&took) { took } else { f64::INFINITY };
         self.sent += 1;
         match before {
@@ -88,7 +89,7 @@ impl Probe {
             Some((turns, false)) => {
                 (self.both, self.spent) = (self.both.min(took), self.spent + took);
                 let turns = turns + 1;
-                // All ranks read the same words, so they stop together. NaN stops them.
+                // All ranks read the same words, so they stop together. A NaN also stops all ranks.
                 let mut gone = self.words[..self.world].iter().map(|&word| f64::from_bits(word));
                 let may = gone.all(|part| part * f64::from(turns + 1) <= f64::from(turns));
                 return turns >= MOST_TURNS || (turns >= self.least && !may);
@@ -122,9 +123,8 @@ impl Scheduler {
         meter.is_some() && *due == step.checked_add(config.schedule.lead.saturating_add(1))
     }
 
-    /// Number of words in a full round of all ranks together; the same on all ranks. It is at most the number of words that an
-    /// uncompressed step sends. It is smaller if, by the last decision's measurements, such a round would exceed the allowed
-    /// seconds.
+    /// Number of words in a full round of all ranks together; the same on all ranks. A round never has more words than an
+    /// uncompressed step sends. A round is smaller if, by the last decision's measurements, it would exceed the allowed seconds.
     pub(super) fn probe_words(&self) -> usize {
         let model = self.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
         let [least, most] = PROBED;
@@ -146,13 +146,13 @@ impl Scheduler {
         part * config.schedule.period as f64 * seconds
     }
 
-    /// Number of words that all probes until the next decision may have. It follows from the seconds per byte of the last decision,
-    /// which all ranks know.
+    /// Number of words that all probes until the next decision may have, from the seconds per byte of the last decision, which all
+    /// ranks know.
     fn affordable_words(&self) -> f64 {
         let Scheduler { config, decision, .. } = self;
         let timing = decision.and_then(|decision| decision.timing);
-        // The numbers are extracted before the comparison. Otherwise, compilers may compare uninitialised memory, which Valgrind
-        // reports.
+        // Both numbers are copied out of the `Option` before the comparison: otherwise, compiled code may compare uninitialised
+        // memory, which Valgrind reports.
         let of_link = |Timing { plan, seconds_per_byte, .. }| [plan, seconds_per_byte];
         let [plan, seconds_per_byte] = timing.map_or([0.0; 2], of_link);
         if seconds_per_byte <= 0.0 {

@@ -4,12 +4,13 @@ use crate::search::Search;
 use crate::{CoreError, Error};
 
 /// A ramp-up of compression, like DGC's ramp-up of sparsity (Lin et al., ICLR 2018). The search's default begins at a milder value.
-/// Every decision brings it geometrically closer to the configured default. Budgets that come from the default change with it.
-/// Budgets in bits or seconds do not change, so the controller refuses a ramp-up under these budgets.
+/// Every decision brings this value geometrically closer to the configured default. Budgets that are computed from the default
+/// change with the default. Budgets in bits or seconds do not change, so the controller refuses a ramp-up under these budgets.
 ///
-/// Bytes are worth more in early steps. An experiment compared a constant size with a size that falls from twice to half of it, at
-/// the same total number of bytes. Compression raised the loss of a transformer. With the falling size, this increase was a quarter
-/// smaller under TopK, and a sixth smaller under PowerSGD (docs/src/experiments/error-feedback.md).
+/// A byte that is sent in an early step improves training more than a byte in a late step. An experiment compared a constant size
+/// with a size that falls from twice to half of it, at the same total number of bytes. Compression raised the loss of a
+/// transformer. With the falling size, the increase of the loss was a quarter smaller under TopK, and a sixth smaller under
+/// PowerSGD (docs/src/experiments/error-feedback.md).
 ///
 /// ```
 /// use lgreco_train::controller::{Config, RampUp};
@@ -23,7 +24,7 @@ use crate::{CoreError, Error};
 pub struct RampUp {
     /// The default (bits, density or rank) at the end of the [schedule](super::Schedule)'s uncompressed steps.
     pub first: f64,
-    /// Number of steps after the uncompressed ones until the search's own default is reached; at least 1.
+    /// Number of steps, after the uncompressed steps, until the search's own default is reached; at least 1.
     pub steps: u64,
 }
 

@@ -48,9 +48,9 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] if the present step has exchanged the layer; [`Error::InFlight`] while a bucket has it;
-    /// [`Error::NoSuchLayer`]; [`CoreError::Length`] unless there is one value per element; [`CoreError::Overflow`] for a value that is
-    /// not finite or too large for the residual's format; [`CoreError::OutOfMemory`]. On an error, nothing has changed.
+    /// [`Error::StepOrder`] if the present step has exchanged the layer; [`Error::InFlight`] while a bucket has the layer;
+    /// [`Error::NoSuchLayer`]; [`CoreError::Length`] unless there is one value per element; [`CoreError::Overflow`] for a value
+    /// that is not finite or too large for the residual's format; [`CoreError::OutOfMemory`]. On an error, nothing has changed.
     pub fn set(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
         if self.0.control.is_idle() {
             self.0.expect_layer(layer)?;
@@ -145,9 +145,9 @@ impl Residuals<'_> {
         Ok(())
     }
 
-    /// Restores the residuals from before the last step, because its means were not applied. For instance, a loss scaler has
-    /// skipped the update. [`Controller::steps`] still counts the step. PowerSGD's factors and the residuals of layers that the
-    /// step has not exchanged do not change. All ranks must call this. Only one step can be rolled back.
+    /// Restores the residuals from before the last step, because the trainer has not applied the means of this step. For instance,
+    /// a loss scaler has skipped the update. [`Controller::steps`] still counts the step. PowerSGD's factors and the residuals of
+    /// layers that the step has not exchanged do not change. All ranks must call this. Only one step can be rolled back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

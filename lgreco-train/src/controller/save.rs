@@ -31,10 +31,10 @@ pub enum Contents {
 }
 
 impl Controller {
-    /// This rank's state as bytes, in a format that is the same on every machine. Every rank saves its own state. A controller that
+    /// This rank's state as bytes, in the same format on every machine. Every rank saves its own state. A controller that
     /// [loads](Controller::load) this state continues bit for bit. The state contains neither the configuration nor a plan task
-    /// under way. It also lacks settings from [`set_settings`](super::Planning::set_settings) to which no step has switched yet. A
-    /// controller that is configured with these settings switches to them after it has loaded the state.
+    /// under way. The state also lacks settings from [`set_settings`](super::Planning::set_settings) to which no step has switched
+    /// yet. A controller whose configuration has these settings switches to them after loading the state.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -91,7 +91,7 @@ impl Controller {
     /// As [`save`](Controller::save).
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// If the model has no layer `layer`.
     pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
         self.expect_saveable(contents)?;
         let mut to = self.writer(PART_MAGIC);

@@ -1,8 +1,8 @@
 //! The schedule of decisions: at which steps they are made, by which rank, and what each rank knows about them. This module sends
 //! no messages.
 //!
-//! Ranks ask for a decision until it has been made. The measuring rank's message may say "not yet". Ranks then take the step under
-//! their present settings and ask again at the next step. So no rank waits for a planning thread.
+//! Ranks ask for a decision until it has been made. The measuring rank's message may state that the decision has not been made yet.
+//! Ranks then take the step under their present settings and ask again at the next step. So no rank waits for a planning thread.
 
 use super::accordion::Highest;
 use super::decision::{self, Decided, LayerSetting};
@@ -56,8 +56,8 @@ pub(super) struct Scheduler {
 }
 
 /// Whether the caller has given a fixed policy other settings. A rank that was given no settings does not expect an agreement about
-/// settings. So a rank with new settings first reports them in the messages of a step's buckets, unless that step begins with an
-/// agreement anyway.
+/// settings. So a rank with new settings first reports them in the messages of a step's buckets. If the step begins with an
+/// agreement anyway, the rank reports them there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Given {
     Nothing,
@@ -68,12 +68,12 @@ pub(super) enum Given {
 }
 
 impl Given {
-    /// The value for a step that begins with an agreement. The agreement checks whether all ranks were given the same settings.
+    /// The state in a step that begins with an agreement, which checks whether all ranks were given the same settings.
     pub(super) fn in_agreement(self) -> Given {
         if self == Given::Untold { Given::Told } else { self }
     }
 
-    /// The value after the agreement has failed.
+    /// The state after an agreement on the given settings has failed.
     pub(super) fn not_agreed(self) -> Given {
         if self == Given::Told { Given::Untold } else { self }
     }
@@ -135,8 +135,8 @@ impl Scheduler {
         self.given != Given::Untold && self.due.is_some_and(|due| self.step >= due)
     }
 
-    /// The decision of a step with learning rate `rate`. If no decision is due and the learning rate has not fallen, this only
-    /// updates the highest learning rate.
+    /// The decision of a step with learning rate `rate`. If no decision is due and the learning rate has not fallen, this method
+    /// only updates the highest learning rate.
     pub(super) fn due_now(&mut self, rate: f64) -> Result<Due, Error> {
         self.rate = rate;
         self.fell = self.falls(rate);
@@ -180,8 +180,8 @@ impl Scheduler {
     }
 
     /// The work of the next decision, on the measuring rank, as soon as the window has all of its gradients; else `None`. The task
-    /// shares the window's memory. So a state that is saved meanwhile still contains the window, and nothing is lost if the task is
-    /// dropped.
+    /// shares the window's memory. A state that is saved while the task runs still contains the window, and nothing is lost if the
+    /// task is dropped.
     pub(super) fn take_task(&mut self) -> Option<PlanTask> {
         let due = self.due.filter(|due| self.step.saturating_add(self.config.schedule.lead) >= *due)?;
         if self.watches || self.window.steps == 0 || !self.measures() {
@@ -198,14 +198,14 @@ impl Scheduler {
             tensors: self.tensors.clone(),
             step: due.max(self.step),
             norms: self.norms.clone(),
-            // Without a lead, the plan uses this step's learning rate, with which `due_now` may not have been called yet.
+            // Without a lead, `due_now` may not have been called for this step yet, so the plan uses this step's learning rate.
             fell: if self.config.schedule.lead == 0 { self.falls(self.rate) } else { self.fell },
         })
     }
 
     /// Takes a task's result for the broadcast at the step of the decision, and returns whether the scheduler was still waiting for
-    /// this result. It no longer waits after a saved state was loaded, or after a fall of the learning rate has replaced the
-    /// decision.
+    /// this result. The scheduler no longer waits after a saved state was loaded, or after a fall of the learning rate has replaced
+    /// the decision.
     pub(super) fn hand_in(&mut self, result: PlanResult) -> bool {
         let awaited = self.window.is_of(&result.means);
         if awaited {
@@ -270,7 +270,7 @@ impl Scheduler {
         if self.decision.is_some() {
             (self.due, self.given) = (Some(self.step), Given::Untold);
         } else if !self.window.is_free() {
-            // The task that is under way has the old settings.
+            // A plan task under way was made with the old settings, so its result must be dropped.
             self.forget();
         }
         Ok(())
@@ -314,19 +314,20 @@ impl Scheduler {
     /// due; `None` if no decision is left. All ranks must call this between the same two steps. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
-        // The buckets of the next step show whether all ranks have asked for the decision. A probe must not come before these
-        // buckets.
+        // The buckets of the next step show whether all ranks have asked for the decision. A probe comes before buckets, so with
+        // measured seconds the window has at least two steps.
         let window = if self.meter.is_some() { window.max(2) } else { window };
         let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
         self.due = self.due.map(|due| due.min(soonest));
         self.due
     }
 
-    /// Opens the step for buckets. `broken` means that some gradient is not finite. The step then does not belong to the window.
+    /// Opens the step for buckets. `broken` means that some gradient is not finite. In that case, the step does not belong to the
+    /// window.
     ///
     /// # Errors
-    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) if a window begins. The step is open nevertheless, and the window
-    /// begins anew with the next step.
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory) if a window begins. After this error, the step is open, and the
+    /// window begins anew with the next step.
     pub(super) fn open(&mut self, broken: bool) -> Result<(), Error> {
         let Schedule { window, lead, .. } = self.config.schedule;
         let near = self.due.is_some_and(|due| {
@@ -379,7 +380,7 @@ impl Scheduler {
         }
     }
 
-    /// Begins the window anew. Results of tasks under way are no longer awaited.
+    /// Begins the window anew. Results of plan tasks that are under way will be dropped.
     pub(super) fn forget(&mut self) {
         (self.result, self.watches) = (None, false);
         self.window.clear();
@@ -405,13 +406,13 @@ impl Scheduler {
             Field::named("settings given by set_settings", &["no", "yes"], u64::from(self.given != Given::Nothing)),
             Field::whole("step of the next decision", self.due.unwrap_or(u64::MAX)),
             Field::real("learning rate", of_rate(self.rate)),
-            // Accordion compares the learning rate with this number. If it differed between ranks, some would ask for a switch and
-            // others would not.
+            // Accordion compares the learning rate with the highest learning rate. If the highest rate differed between ranks, only
+            // some ranks would ask for a switch.
             Field::real("highest learning rate since the last decision", of_rate(self.highest.0.max(self.rate))),
             // Ranks compute the size of a probe from the decision's times.
             Field::checksum("last decision", decision),
-            // If the caller of one rank measures the seconds, the controller of this rank runs no probe. Controllers that do run
-            // one would wait for this rank's messages.
+            // If the caller of one rank measures the seconds, the controller of this rank runs no probe. Ranks whose controllers
+            // run a probe would wait for this rank's messages.
             Field::named(
                 "seconds measured by the caller",
                 &["no", "yes"],

@@ -13,13 +13,13 @@ use {
     std::thread,
 };
 
-/// The largest number of free buffers that are kept: one that a bucket has used, and one that the bucket before it has used.
+/// Largest number of free buffers that are kept: one from the newest bucket, and one from the bucket before.
 #[cfg(feature = "threads")]
 const KEPT: usize = 2;
 /// A message accepts a buffer of at most twice its length plus this number of words.
 const SMALL: usize = 512;
 
-/// The source of such memory, which also takes it back. Clones share the memory.
+/// The pool from which buckets take memory for a short time, and to which they return this memory. Clones share the memory.
 #[derive(Clone, Default)]
 pub(super) enum Spare {
     /// Each user keeps its own memory, because buckets are exchanged one at a time.
@@ -42,13 +42,14 @@ impl Spare {
         shared
     }
 
-    /// Makes `memory` at least `words` words long, for scratch memory of one call. Its contents are then undefined.
+    /// Makes `memory` at least `words` words long, for scratch memory of one call. Afterwards, the contents of `memory` are
+    /// undefined.
     pub(super) fn provide(&self, memory: &mut Vec<u64>, words: usize) -> Result<(), Error> {
         self.provide_up_to(usize::MAX, memory, words)
     }
 
-    /// Like [`provide`](Spare::provide), for a message. It takes no buffer of more than about twice the length, because a longer
-    /// message may need that buffer meanwhile.
+    /// Like [`provide`](Spare::provide), for a message. A message takes no buffer of more than about twice its length, because a
+    /// longer message may need that buffer at the same time.
     pub(super) fn provide_message(&self, memory: &mut Vec<u64>, words: usize) -> Result<(), Error> {
         self.provide_up_to(words.saturating_mul(2).saturating_add(SMALL), memory, words)
     }
@@ -101,8 +102,8 @@ impl Spare {
     }
 }
 
-/// Locks the list. It is locked for a few instructions only, so a waiting thread yields and tries again. It does not sleep in
-/// `Mutex::lock`, because ThreadSanitizer does not see that std's compiled code waits there.
+/// Locks the list. Threads hold the lock for a few instructions only, so a waiting thread yields and tries again. `Mutex::lock` is
+/// not called, because ThreadSanitizer does not see that std's compiled code waits in this function.
 #[cfg(feature = "threads")]
 fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
     loop {

@@ -61,7 +61,7 @@ pub(super) struct Run {
     pub learning_rate: Highest,
     pub non_finite: u64,
     pub decision: Option<Decision>,
-    /// The learnt costs of a run that measures seconds.
+    /// The learnt costs of computing and sending, in a run that measures seconds.
     pub learnt: Option<(Compute, Link)>,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Layer<'a> {
     pub memory: Option<SavedState<'a>>,
 }
 
-/// The owner of a state, and the contents of its bytes: the layers, and the run unless the bytes are the part of a layer.
+/// The owner of a state, the part that belongs to no layer, and the layers. The bytes of a single layer's part have no [`Run`].
 pub(super) type Parsed<'a> = (Owner, Option<Run>, Vec<Layer<'a>>);
 
 /// Checks the bytes of a whole state, or of one part.

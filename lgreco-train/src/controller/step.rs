@@ -43,8 +43,8 @@ impl Controller {
     /// [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once, and on all ranks
     /// at the next bucket or step. Under [`NonFinite::Skip`], if a later bucket of the step reports the overflow, the other ranks
     /// skip the step, and all residuals are the same as before the step. If a residual of a rank is not finite, the next step
-    /// reports that to all ranks and fails. That step may be repeated. After [`Error::Collective`], the step is
-    /// [abandoned](Controller::abandon_step).
+    /// reports that to all ranks and fails. The step that fails for this reason may be repeated. After [`Error::Collective`], the
+    /// step is [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
     /// A pass over the gradients, the exchange, and up to three passes for residuals. Allocates only at decisions.
@@ -88,7 +88,7 @@ impl Controller {
             self.close(bucket)?;
             match exchanged {
                 Ok(()) => {}
-                // The other ranks continue. The next bucket reports the error to them.
+                // The other ranks continue. The next bucket reports the error to the other ranks.
                 Err(error) if alone => failed_alone = failed_alone.or(Some(error)),
                 Err(error @ Error::Collective { .. }) => {
                     self.abandon_step()?;
@@ -100,14 +100,15 @@ impl Controller {
                 }
             }
         }
-        // If the other ranks skip the step, this call restores this rank's residuals, too, even if this rank has failed.
+        // Even if this rank has failed, this call restores its residuals if the other ranks skip the step.
         let report = self.finish_step()?;
         failed_alone.map_or(Ok(report), Err)
     }
 
-    /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. A message reports this to all ranks, and
-    /// they all fail, so that none waits. Returns `failure`. If the message could not be sent, returns [`Error::Collective`], or
-    /// [`CoreError::OutOfMemory`] if there was no memory for it. Nothing changes, and the step may be taken again.
+    /// Declares, in place of [`step`](Controller::step), that this rank's trainer failed. A message reports this failure to all
+    /// ranks. All ranks then fail, so that no rank waits for this one. Returns `failure`. If the message could not be sent, returns
+    /// [`Error::Collective`], or [`CoreError::OutOfMemory`] if there was no memory for the message. Nothing changes, and the step
+    /// may be taken again.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Config, Controller}, exchange::{Collective, threads}};
@@ -127,7 +128,8 @@ impl Controller {
         agreement::tell(collective, self.world, failure)
     }
 
-    /// Agrees with all ranks on this step, and switches settings if that is due. Returns whether some rank's gradient is not finite.
+    /// Agrees with all ranks on this step, and switches settings if a switch is due. Returns whether some rank's gradient is not
+    /// finite.
     fn agree_to_step<C: Collective + ?Sized>(
         &mut self,
         collective: &mut C,

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 /// [`Planning::hand_in`](super::Planning::hand_in) takes the result. The task shares the window's gradients; it does not copy them.
 /// A task that was dropped can be taken again.
 ///
-/// The task contains no [`Backend`]. The caller of [`run`](PlanTask::run) chooses one.
+/// The task contains no [`Backend`]. The caller of [`run`](PlanTask::run) chooses the backend.
 ///
 /// ```
 /// use lgreco_train::backend::Portable;
@@ -63,17 +63,16 @@ pub struct PlanTask {
 /// ```
 pub struct PlanResult {
     pub(super) decided: Result<Decided, Error>,
-    /// The means from which the decision was made. The scheduler compares them with its own means, to find whether it still waits
-    /// for this result.
+    /// The means from which the decision was made. The scheduler drops the result unless these are still its present means.
     pub(super) means: Arc<Vec<Vec<f32>>>,
     pub(super) trials: Vec<Trial>,
 }
 
 impl PlanResult {
-    /// The decision. Its step is the one that the task planned for.
+    /// The decision, for the step for which the task has planned.
     ///
     /// # Errors
-    /// The errors of search, solver and objective. All ranks get them after the result was handed in.
+    /// The errors of search, solver and objective. All ranks get such an error after the result was handed in.
     pub fn decision(&self) -> Result<Decision, Error> {
         self.decided.as_ref().map(|decided| decided.decision).map_err(|error| *error)
     }

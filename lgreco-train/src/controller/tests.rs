@@ -23,7 +23,7 @@ fn low_rank(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
 }
 
-/// Without this check, the first decision would fail, after all steps of the warm-up.
+/// If the constructor did not check `levels`, the first decision would fail, after all steps of the warm-up.
 #[test]
 fn a_dynamic_program_without_levels_is_refused_at_once() {
     let config = config(Policy::LGreco { solver: Solver::Dp { levels: 0 }, accordion: None });
@@ -52,7 +52,7 @@ fn accordion_follows_its_rule() {
 fn layers_are_exchanged_in_buckets_of_so_many_bytes() {
     let worker = ThreadCollective::group(1).remove(0);
     let shapes: [(&str, &[usize]); 3] = [("fc1", &[16, 24]), ("bias", &[24]), ("fc2", &[20, 16])];
-    // The first two layers take exactly 1632 bytes.
+    // The first two of these layers take exactly 1632 bytes.
     for (bucket_bytes, buckets) in [(1 << 20, 1), (1632, 2), (0, 3)] {
         let layers = shapes.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
         let config = Config { bucket_bytes, ..config(Policy::Uncompressed) };
@@ -169,7 +169,7 @@ fn decisions_of_both_directions_survive_their_words() {
 }
 
 /// The trainer forms a new bucket in every step. Ranks remember at most `MOST_AGREED` of these sets of layers, and still agree on
-/// new ones.
+/// new sets.
 #[test]
 fn agreed_buckets_are_few() {
     const LAYERS: usize = 11;

@@ -11,13 +11,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use lgreco::compress::spread::spread_parts;
 
-/// The mean gradient of the steps before a decision. Every rank counts the steps. Only the measuring rank has gradients.
+/// The mean gradient of the steps before a decision. Every rank counts the steps. Only the measuring rank stores the mean gradient.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Window {
     /// Number of steps so far.
     pub steps: u64,
-    /// The mean of each layer, empty between a decision and the first step of the next window. Ranks that do not measure have no
-    /// layers here. A plan task may share the means. While it does, nothing is added to them.
+    /// The mean of each layer, empty between a decision and the first step of the next window. On ranks that do not measure, the
+    /// list of layers is empty. While a plan task shares the means, nothing is added to them.
     means: Arc<Vec<Vec<f32>>>,
     /// For each layer, `Some` if a device has the mean. The vector holds a copy of the mean, or is empty if no copy was brought to
     /// the host.
@@ -41,7 +41,7 @@ impl Window {
         Ok(())
     }
 
-    /// Records that a device has a layer's mean, and has changed it. A copy on the host is then out of date.
+    /// Records that a device has a layer's mean, and has changed it. A copy on the host is out of date after such a change.
     pub(super) fn note_elsewhere(&mut self, layer: usize) {
         self.elsewhere[layer] = Some(vec![]);
     }
@@ -77,7 +77,7 @@ impl Window {
         }
     }
 
-    /// The means as a mutable slice. No task shares them when this is called.
+    /// The means as a mutable slice. When this method is called, no task shares the means.
     pub(super) fn means_mut(&mut self) -> &mut [Vec<f32>] {
         let means: &mut Vec<_> = Arc::make_mut(&mut self.means);
         means
@@ -102,7 +102,7 @@ impl Window {
     pub(super) fn clear(&mut self) {
         self.steps = 0;
         match Arc::get_mut(&mut self.means) {
-            // `fill` would keep their memory.
+            // The means are replaced by empty ones, because `fill` would keep their memory.
             Some(means) => means.iter_mut().for_each(|mean| *mean = vec![]),
             None => self.means = Arc::new(vec![vec![]; self.elsewhere.len()]),
         }
@@ -110,7 +110,7 @@ impl Window {
     }
 }
 
-/// Adds gradient number `steps` of a layer to its mean. An empty mean, as on ranks that do not measure, stays empty.
+/// Adds gradient number `steps` of a layer to its mean. An empty mean stays empty, for instance on ranks that do not measure.
 pub(super) fn add(mean: &mut [f32], gradient: Values<'_>, steps: u64) {
     #[inline(always)]
     fn blend<T: Element>((mean, values): (&mut [f32], &[T]), [old, new]: [f32; 2]) {

@@ -53,7 +53,7 @@ pub struct Controller {
     pub(super) states: Vec<LayerState>,
     /// Number of steps in which some rank's gradient was not finite.
     pub(super) non_finite: u64,
-    /// An error of this rank that no message has reported to the others yet.
+    /// An error of this rank that no message has reported to the other ranks yet.
     pub(super) late: Option<Error>,
     /// Sets of layers that all ranks agreed to exchange as one bucket.
     pub(super) agreed: BTreeSet<Vec<usize>>,
@@ -193,7 +193,7 @@ impl Controller {
         self.begin_metering();
     }
 
-    /// Discards measured seconds, because the new settings take other times.
+    /// Discards the measured seconds, which do not apply to the new settings.
     fn begin_metering(&mut self) {
         self.totals.unmetered = false;
         if let Some(meter) = &mut self.scheduler.meter {

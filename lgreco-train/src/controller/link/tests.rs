@@ -117,8 +117,8 @@ fn hidden_bytes_stay_hidden_as_far_as_steps_say() {
     hidden.note(1000.0, 2.0 + 4.5, 6.5);
     expect(&hidden, 1.5, 5e-3);
     // Steps with an unchanged time may still be from the earlier link, until a second probe confirms the new link. If two probes
-    // had agreed on the earlier link, the unchanged time then shows that all traffic is hidden. If there was only one such probe,
-    // it may have been wrong. Then only a step with fewer bytes shows that all traffic is hidden.
+    // agreed on the earlier link, the unchanged time then shows that all traffic is hidden. A single probe of the earlier link may
+    // have been wrong. In that case, only a step with fewer bytes shows that all traffic is hidden.
     for (confirmed, constant, per_byte) in [(true, 2.0, 0.0), (false, 0.1, 1.9e-3)] {
         let mut link = Link::default();
         (0..1 + u32::from(confirmed)).for_each(|_| link.note_probe(1e-3));
@@ -174,7 +174,7 @@ fn what_seemed_not_to_pay_is_compared_anew() {
 fn another_time_on_the_same_link_is_not_the_bytes() {
     let known = [(1000.0, 2.0), (100.0, 1.1)];
     expect(&after(&[&known[..], &[(100.0, 2.0)]].concat()), 1.9, 1e-3);
-    // A step with the same bytes that takes about as long belongs to the same level.
+    // A step with the same bytes and about the same time belongs to the same level.
     let link = after(&[&known[..], &[(100.0, 1.0)]].concat());
     expect(&link, 1.05 - 95.0 / 900.0, 0.95 / 900.0);
     let mut link = Link::default();

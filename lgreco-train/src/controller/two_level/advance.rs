@@ -92,7 +92,7 @@ impl Bucket {
 
     /// Ends a bucket that the caller closes in the middle of its exchange.
     pub(super) fn give_up(&mut self) {
-        // If the exchange between nodes has failed on this rank only, the controller already reports that.
+        // If the exchange between nodes has failed on this rank only, the controller already reports the failure.
         if self.stage == Stage::Submitted {
             self.shards.failure = self.shards.failure.or(self.own);
         }
@@ -117,7 +117,7 @@ impl Bucket {
     }
 
     fn begin_reducing(&mut self) {
-        // Even if the node's ranks differ, they perform the collective, so that all nodes start the same collectives in
+        // The node's ranks perform the collective even if they differ, so that all nodes start the same collectives in
         // the same order.
         match self.differs {
             true => self.messages.without_values(),
@@ -172,8 +172,8 @@ impl Bucket {
             }
             Ok(None) => Error::Trainer { code: Error::NON_FINITE_GRADIENT },
             Err(error) if self.shards.progress == Progress::FailedAlone => {
-                // The peers complete the exchange without this error. The controller reports the error to them before
-                // the next step.
+                // The peers do not know of this error, and complete the exchange. The controller reports the error to
+                // the peers before the next step.
                 self.own = Some(error);
                 self.fault = Fault { alone: true, ..Fault::new(error, self.topology.rank()) };
                 self.stage = Stage::Paused;
@@ -205,7 +205,7 @@ impl Bucket {
         }
     }
 
-    /// Ends the bucket. All ranks know now whether any has failed.
+    /// Ends the bucket, when all ranks know whether any rank has failed.
     fn finish(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let judged = match self.is_empty() {
             true => self.own.map_or(Ok(()), Err),
@@ -223,7 +223,7 @@ impl Bucket {
             self.stage = Stage::Failed;
             return Err(error);
         }
-        // A bucket without elements has no messages. The next bucket or step reports its error.
+        // A bucket without elements has no messages, so the next bucket or step reports its error.
         self.shards.revoke(error, self.is_empty());
         if self.shards.progress != Progress::Broken {
             self.stage = Stage::Failed;

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A rank's failure is reported in its node's first message, or found in the exchange between nodes. All ranks of this node report
-//! the failure to their peers. The last message reports it inside each node. So all ranks fail in the same bucket.
+//! the failure to their peers. The last message reports the failure inside each node. So all ranks fail in the same bucket.
 //!
 //! Between the two messages inside the node, the means of this rank's shards are stored in the gradients, where peers exchange
 //! them. So a bucket has memory for messages inside the node only while such a message is under way. `advance.rs` has the order.
@@ -35,10 +35,10 @@ pub(super) enum Stage {
     Submitted,
     Greeting,
     Reducing,
-    /// The shards are exchanged between nodes. The collective of this part is under way.
+    /// The shards are exchanged between nodes, and the collective of the given part is under way.
     Exchanging(Option<Part>),
     Telling,
-    /// Only the last message is left. It has no memory yet.
+    /// Only the last message is left, for which no memory has been provided yet.
     Paused,
     Gathering,
     /// Gradients are means; zeros or NaN if some rank's gradient was not finite.
@@ -174,9 +174,10 @@ impl Bucket {
     /// [`submit`](Bucket::submit).
     ///
     /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for the same number of
-    /// collectives. The ranks of a node may ask for different numbers before the bucket's last collective. There are two ways to
-    /// keep the order. Either each bucket has its own process groups. Or no last collective starts before all buckets have reached
-    /// theirs, and then all ranks start the last collectives in the same order; see [`next_but_last`](Bucket::next_but_last).
+    /// collectives. The ranks of a node may ask for different numbers of collectives before the bucket's last collective. With
+    /// separate process groups for each bucket, the order is always the same. Another way is to start no bucket's last collective
+    /// before all buckets have reached theirs. All ranks then start the last collectives in the same order; see
+    /// [`next_but_last`](Bucket::next_but_last).
     ///
     /// If some rank's gradient is not finite, all gradients of the bucket become zeros or NaN on every rank, according to
     /// [`NonFinite`](super::super::NonFinite). Residuals stay unchanged.
@@ -217,7 +218,7 @@ impl Bucket {
         self.noted_request(gradients)
     }
 
-    /// The collective under way. Counts its bytes if it is for the peers.
+    /// The collective under way. Counts the collective's bytes if the peers perform it.
     fn noted_request<'b>(
         &'b mut self,
         gradients: &'b mut [ValuesMut<'_>],

@@ -26,11 +26,13 @@ pub(super) enum Stage {
     Begun,
     /// The ranks of the node compare their options.
     Meeting,
-    /// The ranks of the node differ, and exchange all options. The number is the first local rank that differs.
+    /// The options of the node's ranks differ, so the ranks exchange all options. The number is the first local rank with a
+    /// difference.
     Fields(u32),
     /// Peers perform their control requests.
     Peers,
-    /// The ranks of the node report to each other whether their peers have begun the step. The error is this rank's own.
+    /// The ranks of the node report to each other whether their peers have begun the step. If there is an error, this rank itself
+    /// has found it.
     Telling(Option<Error>),
     Open,
 }
@@ -131,15 +133,15 @@ impl TwoLevel {
         self.controller.begin(self.rate, Some(failure.map_or(Ok(false), Err)))
     }
 
-    /// Whether there is a request for the peers. If not, prepares the message that reports to the node whether the peers have
-    /// begun.
+    /// Whether there is a request for the peers. Without a request, prepares the message that reports to the node whether the
+    /// peers have begun.
     fn ask_peers(&mut self) -> bool {
         let own = match self.controller.advance_control() {
             Ok(true) => return true,
             Ok(false) => None,
             Err(error) => Some(self.failure.take().unwrap_or(self.topology.of_peers(error))),
         };
-        // Only the rank that found the error keeps it as its own.
+        // Only the rank that found an error keeps the error in `own`.
         let fault = match own {
             None => Fault::default(),
             Some(Error::Peer { rank, code }) => Fault { code: code.into(), rank, alone: false },

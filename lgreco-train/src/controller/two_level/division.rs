@@ -106,7 +106,7 @@ pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Top
             }
         }
         Policy::Legacy(legacy) => {
-            // Two bounds may become equal when they are divided, but bounds must ascend.
+            // Two bounds may become equal by the division, but bounds must ascend strictly.
             let mut least = 0;
             for size in &mut legacy.sizes {
                 *size = size.div_ceil(topology.per_node.into()).max(least);

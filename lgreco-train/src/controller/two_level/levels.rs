@@ -1,4 +1,5 @@
-//! One interface for one level and for two levels, for the C and Python bindings. Their callers choose at run time.
+//! One interface for one level and for two levels, for the C and Python bindings. Callers of these bindings choose the number of
+//! levels at run time.
 
 use super::{Bucket, Group, Topology, TwoLevel, is_state, load_without_nodes};
 use crate::Error;
@@ -69,7 +70,7 @@ impl Levels {
         }
     }
 
-    /// The controller. It has whole layers with one level, and shards with two.
+    /// The controller: of whole layers with one level, and of this rank's shards with two levels.
     pub fn controller(&self) -> &Controller {
         match self {
             Levels::One(controller) => controller,
@@ -93,8 +94,8 @@ impl Levels {
         }
     }
 
-    /// This rank's shard of a layer, as a range of the layer's elements. With one level, the range has all elements. `None` when
-    /// there is no such layer.
+    /// This rank's shard of a layer, as a range of the layer's elements. With one level, the range has all elements. `None` if
+    /// the model has no such layer.
     pub fn shard(&self, layer: usize) -> Option<Range<usize>> {
         match self {
             Levels::One(controller) => Some(0..controller.tensors().get(layer)?.shape().elements()),
@@ -156,8 +157,8 @@ impl Levels {
         })
     }
 
-    /// Lends this rank's shards of these layers, for an exchange with its peers alone. The caller has summed the gradients of the
-    /// node's ranks. With one level, it lends whole layers.
+    /// Lends this rank's shards of these layers, for an exchange only between this rank and its peers. The caller has summed the
+    /// gradients of the node's ranks. With one level, whole layers are lent.
     ///
     /// # Errors
     /// The errors of [`Controller::open`].
@@ -219,7 +220,7 @@ impl Levels {
     /// The errors of [`Controller::save_part`].
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// If the model has no layer `layer`.
     pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
         match self {
             Levels::One(controller) => controller.save_part(layer, contents),

@@ -1,4 +1,4 @@
-//! The messages inside a node. The first is in `reduction.rs`.
+//! The messages inside a node. The first message is in `reduction.rs`.
 //!
 //! The last message is an all-gather. Each rank's part has the rank's [`Fault`] in 16 bytes, and then the means of its shards in
 //! their layers' types, each padded to a multiple of 8 bytes.
@@ -64,7 +64,7 @@ pub(super) fn judge_faults(own: Option<Error>, mut faults: impl Iterator<Item = 
     }
 }
 
-/// A bucket's messages, and their memory. By default, they keep the memory. It is then enough for each bucket for which
+/// A bucket's messages, and their memory. By default, memory is kept between buckets, and is enough for every bucket for which
 /// [`reserve`](Messages::reserve) was called.
 #[derive(Default)]
 pub(super) struct Messages {
@@ -73,7 +73,7 @@ pub(super) struct Messages {
     pub bytes: Vec<u64>,
     /// Memory of the message under way.
     memory: Vec<u64>,
-    /// The source of the memory, which also takes it back.
+    /// The pool from which memory is taken, and to which it is returned.
     spare: Spare,
 }
 
@@ -83,8 +83,8 @@ impl Messages {
         Messages { spare: spare.clone(), ..Messages::default() }
     }
 
-    /// Prepares the messages of a bucket, and provides memory for the first one. This memory is large enough for the last message,
-    /// too. Gradients are sent as `dtype`.
+    /// Prepares the messages of a bucket, and provides memory for the first message, which is also large enough for the last
+    /// message. Gradients are sent as `dtype`.
     pub(super) fn reserve(&mut self, layers: &[Layer], topology: &Topology, dtype: Dtype) -> Result<(), Error> {
         self.measure(layers, topology, dtype);
         let words = self.most_words();
@@ -254,12 +254,12 @@ fn copy(to: ValuesMut<'_>, from: ValuesMut<'_>) {
         (ValuesMut::F32(to), ValuesMut::F32(from)) => to.copy_from_slice(from),
         (ValuesMut::F16(to), ValuesMut::F16(from)) => to.copy_from_slice(from),
         (ValuesMut::Bf16(to), ValuesMut::Bf16(from)) => to.copy_from_slice(from),
-        // `check` has compared the types.
+        // The function `check` has made sure that the types are equal.
         _ => {}
     }
 }
 
-/// A shard's values in these words.
+/// The memory `words` as the values of a shard.
 fn view<'a>(layer: &Layer, words: &'a mut [u64], local: u32) -> ValuesMut<'a> {
     let len = layer.len(local);
     match layer.dtype {

@@ -39,14 +39,14 @@
 //! As with [one level](super), all ranks fail at the same call. A step begins with the peers' control requests. One message of 32
 //! bytes inside the node follows. With this message, the ranks of a node report to each other whether their groups of peers have
 //! begun the step. At the first step, after a state was loaded, and in every blocking step, two more messages of 32 bytes come
-//! before this message. The first is inside the node, and the second among peers. With these messages, ranks compare options,
-//! layers and steps.
+//! before this message. The first of these messages is inside the node, and the second among peers. With both messages, ranks
+//! compare options, layers and steps.
 //!
 //! # Memory
 //! In addition to the memory of the shards' [`Controller`], a bucket takes memory for a message inside the node, but only while
-//! that message is under way. It takes an f32 per element from [`open`](TwoLevel::open) until its gradients are summed, and the
-//! bytes of its gradients while means are gathered. Afterwards, other buckets of the step use this memory. Means are stored in the
-//! gradients, where peers exchange them. Blocking steps keep memory for the messages of the largest bucket. This memory is
+//! that message is under way. A bucket takes an f32 per element from [`open`](TwoLevel::open) until its gradients are summed, and
+//! the bytes of its gradients while means are gathered. Afterwards, other buckets of the step use this memory. Means are stored in
+//! the gradients, where peers exchange them. Blocking steps keep memory for the messages of the largest bucket. This memory is
 //! allocated at the first step.
 
 mod advance;
@@ -83,7 +83,7 @@ pub use levels::{Levels, LevelsBucket};
 pub use saved::{is_state, load_without_nodes};
 pub use topology::{Group, Topology};
 
-/// One rank's controller for two levels. It is used like a [`Controller`], with two groups.
+/// One rank's controller for two levels. A [`TwoLevel`] is used like a [`Controller`], with two groups.
 ///
 /// The [module](self) has an example of blocking calls. This example has a bucket per layer:
 ///
@@ -139,8 +139,8 @@ pub struct TwoLevel {
     failure: Option<Error>,
     /// Messages of the node's ranks before a step.
     words: Vec<u64>,
-    /// Memory of the buckets of blocking steps, which are exchanged one at a time. It is enough for each of them. `None` before the
-    /// first blocking step.
+    /// Memory that is enough for each bucket of blocking steps, which are exchanged one at a time. `None` before the first blocking
+    /// step.
     blocking: Option<Messages>,
 }
 
@@ -148,7 +148,7 @@ impl TwoLevel {
     /// Creates the controller of the rank at `topology`, for a model with the layers `tensors`. All ranks must give the same
     /// configuration and layers. [`Config::measuring_rank`] is the number of a node. Each rank of that node makes the plans for its
     /// [peers](self), the ranks of the same local rank on the other nodes. [`min_elements`](crate::search::Search::min_elements)
-    /// and the settings of [`Policy::Fixed`](super::Policy) are for whole layers. They are scaled to the size of shards.
+    /// and the settings of [`Policy::Fixed`](super::Policy) are for whole layers. Both are scaled to the size of shards.
     ///
     /// # Errors
     /// The errors of [`Controller::new`]; [`CoreError::Parameter`](crate::CoreError::Parameter) for a local rank not below the
@@ -160,7 +160,7 @@ impl TwoLevel {
         topology.check()?;
         let of_shards = config_of_shards(&config, &tensors, &topology)?;
         let mut controller = Controller::new(of_shards, shards(&tensors, &topology)?, topology.node, topology.nodes)?;
-        // The shards' controller has the same buckets, so that it provides enough memory for them.
+        // The shards' controller gets the same groups of layers, so that its memory is enough for these buckets.
         controller.scheduler.groups = Groups::new(&tensors, config.bucket_bytes);
         let mut training = TwoLevel {
             controller,
@@ -185,7 +185,7 @@ impl TwoLevel {
         TwoLevel { controller: self.controller.with_backend(backend), ..self }
     }
 
-    /// This rank's shard of layer `layer`, as a range of the layer's elements. `None` when there is no such layer.
+    /// This rank's shard of layer `layer`, as a range of the layer's elements. `None` if the model has no such layer.
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
@@ -200,7 +200,7 @@ impl TwoLevel {
         self.shards(layer)?.nth(self.topology.local as usize)
     }
 
-    /// The shards of layer `layer` on all ranks of a node, in the order of local ranks. `None` when there is no such layer.
+    /// The shards of layer `layer` on all ranks of a node, in the order of local ranks. `None` if the model has no such layer.
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Tensor, two_level::{Topology, TwoLevel}};
@@ -232,8 +232,8 @@ impl TwoLevel {
         &self.controller
     }
 
-    /// The [controller](TwoLevel::controller) as a mutable reference, to change plans and residuals between steps. Do not use it
-    /// for steps and saved states. This type has methods for them.
+    /// The [controller](TwoLevel::controller) as a mutable reference, to change plans and residuals between steps. For steps and
+    /// saved states, call the methods of [`TwoLevel`] instead.
     pub fn controller_mut(&mut self) -> &mut Controller {
         &mut self.controller
     }

@@ -27,8 +27,8 @@ pub(super) struct Reduction {
     lens: Vec<u64>,
     /// Number of elements of this rank's shards.
     own_len: usize,
-    /// Number of f32 sums in the memory. With f32, these are all parts. With bf16, these are only the sums of this rank's shards
-    /// and, per layer, the number of ranks with a gradient.
+    /// Number of f32 sums in the memory. With f32, all parts are sums. With bf16, only this rank's shards have sums, followed by
+    /// the number of ranks with a gradient per layer.
     sums_len: usize,
     /// With bf16, the bytes that each other rank sends.
     received_lens: Vec<u64>,
@@ -168,7 +168,7 @@ impl Reduction {
         if self.halves { 0 } else { self.lens[..topology.local as usize].iter().sum::<u64>() as usize }
     }
 
-    /// The parts that this rank has received as bf16, in the order of ranks. Its own part is empty.
+    /// The parts that this rank has received as bf16, in the order of ranks. This rank's own part is empty.
     fn received<'a>(&self, received: &'a [u64]) -> impl Iterator<Item = &'a [u8]> {
         let mut rest = received;
         self.received_lens.iter().map(move |&len| {
@@ -201,8 +201,8 @@ impl Reduction {
         (&mut sums[start..], divisor)
     }
 
-    /// The power of two by which values are multiplied before they are summed. With bf16, it is half as large, because rounding may
-    /// make values larger.
+    /// The power of two by which values are multiplied before they are summed. With bf16, the factor is half as large, because
+    /// rounding may make values larger.
     fn share(&self, topology: &Topology) -> f32 {
         let room = if self.halves { 2 } else { 1 };
         1.0 / (room * topology.per_node.next_power_of_two()) as f32
@@ -227,7 +227,7 @@ fn part_start(layers: usize) -> usize {
     Slip::LEN + layers.next_multiple_of(8)
 }
 
-/// The number of words in parts of these lengths in bytes.
+/// The number of words of parts whose lengths in bytes are `lens`.
 pub(super) fn words(lens: &[u64]) -> usize {
     lens.iter().sum::<u64>() as usize / 8
 }

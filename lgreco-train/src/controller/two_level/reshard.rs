@@ -138,9 +138,9 @@ fn recut<'a>(layer: &Layer<'a>, whole: &Tensor, topology: &Topology, place: &Top
         let shard = shard(whole, place.per_node, local);
         shard.is_ok_and(|shard| (shard.shape(), shard.dtype()) == (layer.shape, layer.dtype))
     };
-    // The first shard is one of the largest, and the last one of the smallest. There are no other sizes.
+    // The first shard has the largest size, the last shard has the smallest, and shards have no other sizes.
     if ![0, place.per_node - 1].into_iter().any(was_cut_so) {
-        // `load` reports the layer as misshaped.
+        // The function `load` then reports the layer as misshaped.
         return Ok(Layer { memory: None, mean: None, ..layer.clone() });
     }
     let shape = shard(whole, topology.per_node, topology.local)?.shape();

@@ -48,14 +48,14 @@ impl TwoLevel {
     /// As [`save`](TwoLevel::save).
     ///
     /// # Panics
-    /// When there is no such layer.
+    /// If the model has no layer `layer`.
     pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
         Ok(placed(&self.topology, &self.controller.save_part(layer, contents)?))
     }
 
     /// Continues from `plan`, the saved state of a rank, with residuals from the states `residuals`, like
-    /// [`Controller::load`](super::super::Controller::load). Both may be whole states or parts. All ranks must load between the
-    /// same two steps. A rank of a run without nodes is treated as a node of one rank.
+    /// [`Controller::load`](super::super::Controller::load). `plan` and `residuals` may be whole states or parts. All ranks must
+    /// load between the same two steps. A rank of a run without nodes is treated as a node of one rank.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|
@@ -72,10 +72,11 @@ impl TwoLevel {
     ///
     /// # Errors
     /// The errors of [`Controller::load`](super::super::Controller::load). [`CoreError::SavedState`] with a local rank when
-    /// `residuals` lacks that rank's state of a former node, and this rank needs a part of it. After an error, nothing has changed.
+    /// `residuals` lacks that rank's state of a former node, and this rank needs a part of that state. After an error, nothing has
+    /// changed.
     ///
     /// # Complexity
-    /// The bytes of all states.
+    /// Linear in the bytes of all states.
     pub fn load(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let loaded = load(&mut self.controller, &self.layers, &self.topology, plan, residuals)?;
         (self.stage, self.met) = (Stage::Idle, false);

@@ -89,8 +89,8 @@ impl TwoLevel {
         self.controller.tensors().get(layer).is_some_and(|tensor| tensor.shape().elements() > 0)
     }
 
-    /// Takes a bucket back, at any point, like [`Controller::close`](super::super::Controller::close). If it was not exchanged, the
-    /// residuals of its layers stay unchanged.
+    /// Takes a bucket back, at any point, like [`Controller::close`](super::super::Controller::close). If the bucket was not
+    /// exchanged, the residuals of its layers stay unchanged.
     ///
     /// # Errors
     /// The errors of [`Controller::close`](super::super::Controller::close).
@@ -144,7 +144,8 @@ impl TwoLevel {
     }
 
     /// Takes a whole step with blocking collectives: replaces `gradients`, one per layer, by their means over all ranks. `node` is
-    /// the group of the node's ranks, `peers` the group of this rank's peers. All ranks must call it with the same `learning_rate`.
+    /// the group of the node's ranks, `peers` the group of this rank's peers. All ranks must call this method with the same
+    /// `learning_rate`.
     ///
     /// Buckets have up to [`Config::bucket_bytes`](super::super::Config::bucket_bytes) of whole gradients. A gradient that is not
     /// finite affects its bucket only, as with [`Bucket::next`].
@@ -160,7 +161,8 @@ impl TwoLevel {
     /// [`Error::StepOrder`] while another step is under way, which is then [abandoned](TwoLevel::abandon_step);
     /// [`Error::InFlight`] if a bucket has a layer of that step, which is then still under way.
     ///
-    /// After errors of [`Bucket::next`] the step is over. After [`Error::Collective`] it is [abandoned](TwoLevel::abandon_step).
+    /// After errors of [`Bucket::next`] the step is over. After [`Error::Collective`], the step is
+    /// [abandoned](TwoLevel::abandon_step).
     pub fn step<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -181,8 +183,9 @@ impl TwoLevel {
         })
     }
 
-    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. Messages report this to all ranks, and all
-    /// ranks fail. Returns `failure`, or an error that prevented reporting it. Nothing changes, and the step may be taken again.
+    /// Declares, in place of [`step`](TwoLevel::step), that this rank's trainer failed. Messages report the failure to all ranks,
+    /// and all ranks fail. Returns `failure`, or an error that prevented the report. Nothing changes, and the step may be taken
+    /// again.
     pub fn step_failed<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
@@ -241,14 +244,14 @@ impl TwoLevel {
     }
 
     /// Performs the collectives that come before a blocking step, although this rank cannot begin the step in its present state.
-    /// The messages report `failure` to all ranks. Returns `failure`, or an error that prevented reporting it.
+    /// The messages report `failure` to all ranks. Returns `failure`, or an error that prevented the report.
     fn refuse<N: Collective + ?Sized, P: Collective + ?Sized>(
         &mut self,
         node: &mut N,
         peers: &mut P,
         failure: Error,
     ) -> Error {
-        // The other ranks compare their options again, too.
+        // In the next step, the other ranks compare their options again, so this rank must do so, too.
         self.met = false;
         // The groups may have other sizes or another rank number than the controller's topology.
         let place = Topology::of(node, peers);
