@@ -45,8 +45,8 @@ impl From<CollectiveError> for Error {
 ///
 /// All workers make the same calls in the same order with the same lengths. The calls and their order depend only on
 /// settings and shapes, never on values. Lengths may depend on values only in an [all-gather with a length per
-/// worker](Collective::all_gather_each), and every worker knows all lengths before the call. If a worker cannot
-/// continue, the calls of the others must fail instead of waiting for ever.
+/// worker](Collective::all_gather_each), and every worker knows all lengths before the call. If a worker cannot continue, the
+/// calls of all other workers must fail instead of waiting for ever.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, CollectiveError};
@@ -91,11 +91,11 @@ pub trait Collective {
     /// Errors of the caller's network.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// Like [`all_reduce_sum`](Collective::all_reduce_sum), for bf16. Sums may be rounded once or at every addition. It is called
-    /// only if [`Search::reduce_dtype`](crate::search::Search::reduce_dtype) is bf16.
+    /// Like [`all_reduce_sum`](Collective::all_reduce_sum), for bf16. Sums may be rounded once or at every addition. This method
+    /// is called only if [`Search::reduce_dtype`](crate::search::Search::reduce_dtype) is bf16.
     ///
     /// # Errors
-    /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
+    /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] if the caller does not implement this collective.
     fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
         let _ = values;
         Err(CollectiveError::UNSUPPORTED)
@@ -123,11 +123,12 @@ pub trait Collective {
 
     /// Exchanges bytes with each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and
     /// receives the next `received_lens[i]` bytes of `received` from it. The routes
-    /// [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and [`Sharded`](crate::exchange::Route::Sharded) need
-    /// it. Training on [two levels](crate::controller::two_level) needs it if it sends gradients as bf16 inside nodes.
+    /// [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and [`Sharded`](crate::exchange::Route::Sharded) need this
+    /// method. Training on [two levels](crate::controller::two_level) also needs this method if gradients are sent as bf16
+    /// inside nodes.
     ///
     /// # Errors
-    /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] unless it is implemented.
+    /// Errors of the caller's network; [`CollectiveError::UNSUPPORTED`] if the caller does not implement this collective.
     fn all_to_all(
         &mut self,
         send: &[u8],
@@ -143,7 +144,7 @@ pub trait Collective {
     /// for each worker `i`. Afterwards, the content of the other parts is undefined. NaN must stay NaN. If the sums
     /// have the same bits as those of [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same
     /// bits as other exchanges. Only [`Route::Sharded`](crate::exchange::Route) and training on [two
-    /// levels](crate::controller::two_level) call it. The default implementation is an all-reduce of all values, with
+    /// levels](crate::controller::two_level) call this method. The default implementation is an all-reduce of all values, with
     /// about twice the traffic.
     ///
     /// # Errors

@@ -17,8 +17,8 @@ pub(super) struct Division {
     sharded: bool,
 }
 
-/// One rank's part of one layer; never empty. The rank that averages it is its owner. A piece is encoded like an independent
-/// tensor.
+/// One rank's part of one layer; never empty. The rank that averages a piece is the owner of the piece. A piece is encoded like
+/// an independent tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// The elements of the layer that belong to the piece.
@@ -55,8 +55,8 @@ impl Division {
         lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
     }
 
-    /// Bytes of all owners' messages together, and the largest number of bytes that a rank receives at a time. Both are zero if
-    /// nothing travels in pieces.
+    /// Bytes of all owners' messages together, and the largest number of bytes that a rank receives at a time. Both lengths are
+    /// zero if nothing travels in pieces.
     pub(super) fn buffer_lens<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,

@@ -8,8 +8,8 @@ use crate::Error;
 
 /// One rank's exchange of one bucket, without I/O: it asks for collectives, and computes between them.
 ///
-/// Flights are independent. Any number may be under way at the same time, on any threads, as long as all ranks start their
-/// collectives in the same order. The [module](crate::exchange) describes what is sent, and defines means and contributions.
+/// Flights are independent. Any number of flights may be under way at the same time, on any threads, as long as all ranks start
+/// their collectives in the same order. The [module](crate::exchange) describes what is sent, and defines means and contributions.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, topk::TopK};
@@ -53,7 +53,7 @@ pub struct Flight {
     program: Program,
     /// The next instruction.
     counter: usize,
-    /// This rank's error. Its next message reports it to the others.
+    /// This rank's error, which its next message reports to the other ranks.
     failure: Option<Error>,
     /// Whether this rank has failed after its last message.
     untold: bool,
@@ -61,9 +61,9 @@ pub struct Flight {
     met: bool,
     /// Number of layers that were summed in place so far.
     summed: usize,
-    /// Index in the bucket at which the search for the next such layer begins.
+    /// Index in the bucket at which the search for the next layer that is summed in place begins.
     behind: usize,
-    /// The result, after the end.
+    /// The result of the flight; `None` until it ends.
     outcome: Option<Result<(), Error>>,
 }
 
@@ -71,9 +71,9 @@ impl Flight {
     /// Begins with the computations that need no other rank, such as compression. The previous content of the buffers in `space`
     /// does not matter. The buffers belong to the flight until it ends.
     ///
-    /// An error of this rank's part, such as a gradient that is not finite, is not returned here, because the others wait for this
-    /// rank's messages. The messages report the error to all ranks, and [`next`](Flight::next) fails on all of them. A rank that
-    /// has failed before passes its error as `failure`, and compresses nothing.
+    /// An error of this rank's part, such as a gradient that is not finite, is not returned here, because the other ranks wait for
+    /// this rank's messages. The messages report the error to all ranks, and [`next`](Flight::next) fails on all of them. A rank
+    /// that has failed before passes its error as `failure`, and compresses nothing.
     ///
     /// # Errors
     /// Errors that no message can report, on this rank only: [`CoreError::Parameter`](crate::CoreError::Parameter) if the moment's
@@ -117,8 +117,8 @@ impl Flight {
     }
 
     /// Whether the flight has failed on this rank only. With [`Route::Sharded`], the mean of this rank's shard may have
-    /// an error that no other rank can find. Pass it as `failure` to [`begin`](Flight::begin) of the next flight, which
-    /// reports it to the other ranks.
+    /// an error that no other rank can find. Pass this error as `failure` to [`begin`](Flight::begin) of the next flight, which
+    /// reports the error to the other ranks.
     pub fn failed_alone(&self) -> bool {
         self.untold
     }
@@ -142,21 +142,21 @@ impl Flight {
         &self.program
     }
 
-    /// Computes until the next collective, and returns its request. The collective before must be complete. `None` means that the
-    /// means are ready, or that their computation is enqueued. `space` must be the one given to [`begin`](Flight::begin). Between
-    /// the calls, only the collective may use the memory that it was given.
+    /// Computes until the next collective, and returns its request. The previous collective must be complete. `None` means that
+    /// the means are ready, or that their computation is enqueued. `space` must be the one given to [`begin`](Flight::begin).
+    /// Between the calls, only the collective may use the memory of the request.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. Exceptions are a
-    /// network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the same error.
-    /// Means and contributions are then undefined, and factors are unchanged.
+    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. This rule has two
+    /// exceptions: a network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the
+    /// same error. After an error, means and contributions are undefined, and factors are unchanged.
     ///
     /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`], [`CoreError::Length`](crate::CoreError::Length),
-    /// and [`Error::OfLayer`]. The latter contains the error of a compressor, or of a sum over the workers that exceeds f32, or of
-    /// a mean that exceeds its element type. A rank without an error returns the error of another rank: [`Error::Peer`] with the
-    /// first rank that failed by itself and its code, [`Error::PeerPlan`] with a rank that has other layers, settings, seed, step
-    /// or factors, [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A [`Space`] that only enqueues ops, for
-    /// instance on a GPU, returns errors later.
+    /// and [`Error::OfLayer`]. [`Error::OfLayer`] contains the error of a compressor, or of a sum over the workers that exceeds
+    /// f32, or of a mean that exceeds its element type. A rank without an error returns the error of another rank: [`Error::Peer`]
+    /// with the first rank that failed by itself and its code; [`Error::PeerPlan`] with a rank that has other layers, settings,
+    /// seed, step or factors; [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A [`Space`] that only enqueues
+    /// ops, for instance on a GPU, returns errors later.
     ///
     /// # Complexity
     /// All calls together decode each layer once per worker, or about twice in total with [`Route::ScatterReduce`].
@@ -173,7 +173,7 @@ impl Flight {
         self.met
     }
 
-    /// Records an error of this rank between two calls. Its next message reports it to the others.
+    /// Records an error of this rank between two calls, which its next message reports to the other ranks.
     pub(crate) fn fail(&mut self, failure: Error) {
         self.failure = Some(failure);
     }
@@ -211,8 +211,8 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Each rank has received different messages with pieces, so an error in them may be known only
-                    // here. This rank's message with the means reports the error to all ranks.
+                    // Each rank has received different messages with pieces, so only this rank may know of an error in its
+                    // messages. This rank's message with the means reports the error to all ranks.
                     if part != Part::Pieces {
                         judged?;
                         self.met |= part == Part::Greetings;
@@ -249,7 +249,7 @@ impl Flight {
         None
     }
 
-    /// Runs an op. The next message reports its error.
+    /// Runs an op, whose error the next message reports.
     fn own<S: Space>(&mut self, space: &mut S, op: Op) {
         if self.failure.is_none() {
             self.failure = space.run(op, &self.program).err();

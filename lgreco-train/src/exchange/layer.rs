@@ -27,17 +27,17 @@ pub enum Rest<'a> {
     Dropped,
     /// Only the error's squared norm is stored, in this field. The layer's values are f32.
     Measured(&'a mut f64),
-    /// The error becomes the next residual. The layer's values are the f32 sum of gradient and residual; the exchange
-    /// turns them into the error, and copies it to this slice before the mean replaces them. The slice has one f32 per
-    /// element. It may be empty until [`Flight::is_averaging`](super::Flight::is_averaging) returns true. From then on,
-    /// it must stay the same.
+    /// The error becomes the next residual. The layer's values are the f32 sum of gradient and residual. The exchange turns the
+    /// values into the error, and copies the error to this slice before the mean replaces the values. The slice has one f32 per
+    /// element, but may be empty until [`Flight::is_averaging`](super::Flight::is_averaging) returns true. From then on, the flight
+    /// must get the same slice.
     Beside(&'a mut [f32]),
     /// Like `Beside`. The slice holds the residual that was added, and the next residual replaces it. If the next residual is not
-    /// finite, the old one stays.
+    /// finite, the old residual stays.
     Replacing(&'a mut [f32]),
     /// This slice holds the f32 sum of gradient and residual, which is compressed in place of the layer's values. The exchange
-    /// subtracts this worker's decoded payload from it. Used for 16-bit gradients, and for AdaComp, which also needs the gradient
-    /// alone.
+    /// subtracts this worker's decoded payload from the slice. This variant is for 16-bit gradients, and for AdaComp, which also
+    /// needs the gradient alone.
     Instead(&'a mut [f32]),
 }
 
@@ -57,23 +57,23 @@ pub enum Rest<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Layer<'a> {
-    /// The description. Its index selects the random bits, with seed, step and rank.
+    /// The description. The layer's index, with seed, step and rank, selects the random bits.
     pub spec: Spec<'a>,
-    /// The gradient, or the sum of gradient and residual, according to [`Rest`]. It becomes the mean over the workers; with
-    /// [`Route::Sharded`], only in this rank's shard. It is undefined if the exchange fails, and empty on a rank that has failed
-    /// before.
+    /// The gradient, or the sum of gradient and residual, according to [`Rest`]. The mean over the workers replaces these values;
+    /// with [`Route::Sharded`], only in this rank's shard. The values are undefined if the exchange fails, and empty on a rank that
+    /// has failed before.
     pub values: ValuesMut<'a>,
     /// Where the compression error goes.
     pub rest: Rest<'a>,
     /// Gets the length of this worker's payload in bytes, if payloads are not divided: with [`Route::AllGather`], and under
-    /// [`Aggregation::WholePayloads`](super::Aggregation). Otherwise it is unchanged, and
+    /// [`Aggregation::WholePayloads`](super::Aggregation). Otherwise, this field is unchanged, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) gives the bytes.
     pub sent: u64,
-    /// Gets this rank's error if the compression error is not finite. The caller may set it in advance, to an error that an earlier
-    /// call on this bucket has found.
+    /// Gets this rank's error if the compression error is not finite. The caller may set this field in advance, to an error that an
+    /// earlier call on this bucket has found.
     pub late: Option<Error>,
     /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column. The averaged `Q` of this
-    /// step replaces it. Columns of zeros, as at the first step, are replaced by random ones. Empty for other settings.
+    /// step replaces it. Columns of zeros, as at the first step, are replaced by random columns. Empty for other settings.
     pub factor: &'a mut [f32],
 }
 

@@ -21,9 +21,11 @@ pub(super) const LANES: usize = if cfg!(feature = "rayon") { 4 } else { 1 };
 pub(super) struct Lane {
     /// Number of layers.
     pub(super) layers: usize,
-    /// This field and the next two are lengths, as in [`Layout`].
+    /// This lane's part of [`Layout::wide`].
     pub(super) wide: usize,
+    /// This lane's part of [`Layout::decoded`].
     pub(super) decoded: usize,
+    /// This lane's part of [`Layout::encode`].
     pub(super) encode: usize,
 }
 
@@ -41,9 +43,10 @@ pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) ->
 struct Divider {
     elements: u64,
     before: u64,
-    /// If all elements are divided into equal parts, one per lane: the index of the part that contains the middle of
-    /// the last layer. The next field is the lane of the last layer.
+    /// All elements are divided into equal parts, one per lane. This is the index of the part that contains the middle
+    /// of the last layer.
     part: u64,
+    /// The lane of the last layer.
     lane: usize,
 }
 
@@ -73,8 +76,8 @@ pub struct Layout {
     pub factors: usize,
     /// Number of bytes: shared positions.
     pub positions: usize,
-    /// Number of bytes: this rank's status record and payloads for all ranks. If the length depends on values, this is
-    /// the largest possible length.
+    /// Number of bytes: this rank's status record and payloads for all ranks. If a message's length depends on values, the largest
+    /// possible length.
     pub message: usize,
     /// Whether the length of a message depends on values.
     pub varies: bool,

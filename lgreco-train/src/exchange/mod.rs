@@ -1,10 +1,10 @@
 //! Aggregation: the mean of all workers' compressed gradients, by collectives that the caller performs.
 //!
-//! A *bucket* is a list of layers that are exchanged together. Its collectives depend on settings and shapes, not on
-//! values, and many small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket
-//! without I/O: it computes, and then asks the caller for the next [collective](Request). So several buckets can be
-//! exchanged at the same time during the backward pass, by blocking or non-blocking calls. [`aggregate`] performs all
-//! collectives of a bucket over a [`Collective`].
+//! A *bucket* is a list of layers that are exchanged together. The collectives of a bucket depend on settings and shapes, not on
+//! values, and many small layers share the latency of a few collectives. A [`Flight`] is the exchange of one bucket without I/O: it
+//! computes, and then asks the caller for the next [collective](Request). So several buckets can be exchanged at the same time
+//! during the backward pass, by blocking or non-blocking calls. [`aggregate`] performs all collectives of a bucket over a
+//! [`Collective`].
 //!
 //! A [`Program`] describes the exchange of one bucket. The flight executes it as a list of [ops](Op), which compute, and of
 //! collectives, which send [parts](Part). A [`Space`] is the memory of one bucket on one rank, and executes the ops there. [`Host`]
@@ -26,20 +26,20 @@
 //!
 //! # Failures
 //! Ranks exchange their status inside the messages of the collectives. A gathered message begins with a status record ([`Slip`]) of
-//! 16 bytes. An all-reduce has one additional f32, or three additional bf16, for each rank's record. All other ranks set these to
-//! zero. The record has the rank's error code and a fingerprint of its layers, settings, seed, step and warm-start factors. So all
-//! ranks can name a rank that fails or disagrees, at the same point of the sequence, and no rank waits for it. An additional
-//! all-gather of 24 bytes per rank comes first in two cases: before ranks have [agreed](Agreement) on layers and settings, and if
-//! the lengths of messages depend on values. A message is accepted only up to the largest length that its payloads may have
-//! together. A payload is accepted only if it has the length that its header states.
+//! 16 bytes. An all-reduce has one additional f32, or three additional bf16, for each rank's record. In the place of this record,
+//! all other ranks have zeros. The record has the rank's error code and a fingerprint of its layers, settings, seed, step and
+//! warm-start factors. So all ranks can name a rank that fails or disagrees, at the same point of the sequence, and no rank waits
+//! for such a rank. An additional all-gather of 24 bytes per rank comes first in two cases: before ranks have [agreed](Agreement)
+//! on layers and settings, and if the lengths of messages depend on values. A message is accepted only up to the largest length
+//! that its payloads may have together. A payload is accepted only if it has the length that its header states.
 //!
 //! # Sums
 //! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half
-//! the bytes if [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. Its
-//! contribution is the rounded values, so its residual keeps the rounding error. No residual contains the rounding of
-//! sums in the caller's network. PowerSGD's `P` is summed over the workers, and the sum is orthonormalised in f32 to
-//! `P̂`. So rounding `P` only turns the columns of `P̂` a little. No gradient mass is lost, because every worker
-//! computes its `Q_i` and its contribution from the same `P̂`.
+//! the bytes if [`Moment::reduce_dtype`] says so. A worker's values, and its `Q`, are rounded before they are sent. A worker's
+//! contribution is the rounded values, so the worker's residual keeps the rounding error. No residual contains the rounding of sums
+//! in the caller's network. PowerSGD's `P` is summed over the workers, and the sum is orthonormalised in f32 to `P̂`. So rounding
+//! `P` only turns the columns of `P̂` a little. No gradient mass is lost, because every worker computes its `Q_i` and its
+//! contribution from the same `P̂`.
 //!
 //! The length of an uncompressed payload, also in error tables, counts 2 bytes per 16-bit value. Sums in f32 take twice as many
 //! bytes.
@@ -54,27 +54,27 @@
 //!
 //! # Scatter-reduce
 //! The elements of a bucket are divided among the ranks. QSGD and LoCo are cut at bucket boundaries of the quantiser.
-//! TopK's `keep` is divided in proportion, at least one per piece. The rank that gets a part is its owner. Every rank
-//! compresses each owner's piece and sends it. The owner adds its own piece uncompressed, and compresses the mean. An
-//! all-gather sends the compressed means to all ranks. With `n` workers, the mean `µ` and its decoded payload `d`, the
-//! owner's contribution is its piece plus `n (d − µ)`. So the owner's residual corrects the error of the second
-//! compression in the next step.
+//! TopK's `keep` is divided in proportion, at least one per piece. The rank that averages a part is the owner of the part. Every
+//! rank compresses each owner's piece and sends it. The owner adds its own piece uncompressed, and compresses the mean. An
+//! all-gather sends the compressed means to all ranks. With `n` workers, the mean `µ` and its decoded payload `d`, the owner's
+//! contribution is its piece plus `n (d − µ)`. So the owner's residual corrects the error of the second compression in the next
+//! step.
 //!
 //! # Shards
 //! With [`Route::Sharded`], an exchange ends when every rank has the mean of its [shard](Spec::shards), a range of elements of each
 //! layer. PowerSGD and CLT-k perform their all-reduces, and then compute only this rank's part of the mean. Payloads of shards are
 //! encoded separately, including this rank's own, and are not compressed again. TopK's `keep` is divided in proportion, at least
 //! one per shard. A worker's contribution is all of its gradient, not only its own shard. All ranks gather and decode payloads that
-//! cannot be cut ([`Aggregation::WholePayloads`]). Their traffic and decoding grow with the number of workers.
+//! cannot be cut ([`Aggregation::WholePayloads`]). Traffic and decoding of such whole payloads grow with the number of workers.
 //!
 //! For dense layers, PowerSGD, CLT-k and whole payloads, the mean of a shard has the same bits as that part of the mean with
-//! [`Route::AllGather`]. This also holds for LoCo and for QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding if
-//! shards end at bucket boundaries. For this, the caller's all-reduce and reduce-scatter must give the same bits. Stochastic
-//! rounding draws other random bits for each shard, and TopK selects within shards.
+//! [`Route::AllGather`]. The bits are also the same for LoCo, and for QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest)
+//! rounding, if shards end at bucket boundaries. In all of these cases, the caller's all-reduce and reduce-scatter must give the
+//! same bits. Stochastic rounding draws other random bits for each shard, and TopK selects within shards.
 //!
 //! Every rank can name ranks that fail before they send, and ranks that disagree, as with other routes. Status records go to every
-//! owner. In a reduce-scatter, they are numbers after each rank's part. Only the owner of a shard can find an error in the data
-//! that it has received for the shard, such as an overflow: [`Flight::failed_alone`].
+//! owner. In a reduce-scatter, the status records are numbers after each rank's part. Only the owner of a shard can find an error
+//! in the data that it has received for the shard, such as an overflow: [`Flight::failed_alone`].
 //!
 //! # Source
 //! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);

@@ -71,9 +71,9 @@ pub struct Moment {
     pub reduce_dtype: Dtype,
     /// The seed of the run's random bits.
     pub seed: u64,
-    /// The number of the step. It gives every exchange of a layer new random bits.
+    /// The number of the step, which gives every exchange of a layer new random bits.
     pub step: u32,
-    /// A checksum of anything else that must be the same on all ranks.
+    /// A checksum of all further values that the caller requires to be the same on all ranks.
     pub terms: u64,
 }
 
@@ -93,8 +93,8 @@ impl Moment {
         Stream { seed: self.seed, step: self.step, layer, rank }
     }
 
-    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer. With
-    /// [`Route::ScatterReduce`], the second compression passes the owner also as `rank`.
+    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer. For the second
+    /// compression of [`Route::ScatterReduce`], pass the owner as `rank`, too.
     pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
         self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
     }

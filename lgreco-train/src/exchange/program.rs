@@ -15,7 +15,7 @@ use crate::checksum::Hash;
 use crate::compress::Setting;
 use crate::gradient::Dtype;
 
-/// The values or bytes of one collective. The order of parts is that of the collectives. Buckets have only the parts that their
+/// The values or bytes of one collective. Parts are in the order of their collectives. Buckets have only the parts that their
 /// settings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
@@ -38,7 +38,7 @@ pub enum Part {
         /// The layer's index in the bucket.
         place: u32,
     },
-    /// Dense values, for the ranks that have them in their shards; a reduce-scatter.
+    /// Dense values, for the ranks in whose shards they are; a reduce-scatter.
     Shards,
     /// Payloads of shards for their ranks; an all-to-all.
     ShardPayloads,
@@ -62,7 +62,7 @@ impl Part {
 /// An operation of a [`Space`](super::Space), on all layers of the bucket with settings that need it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// CLT-k: the leader writes the positions of its largest values. The others check that their values are finite.
+    /// CLT-k: the leader writes the positions of its largest values. The other ranks check that their values are finite.
     Lead,
     /// Dense: writes the values as f32 to the sums, rounded if they are summed as bf16. The values of layers that are summed in
     /// place are multiplied by a power of two, so that sums of finite values stay finite.
@@ -85,8 +85,8 @@ pub enum Op {
     Average,
     /// CLT-k: writes the mean; with shards, only this rank's shard of it.
     Place,
-    /// Adds decoded payloads in the order of ranks, and writes the mean. It decodes whole layers, also with shards, so
-    /// that an invalid payload or an overflow is an error on all ranks.
+    /// Adds decoded payloads in the order of ranks, and writes the mean. Whole layers are decoded, also with shards, so that an
+    /// invalid payload or an overflow is an error on all ranks.
     SumPayloads,
     /// Adds the pieces that this rank owns, and compresses their mean.
     AveragePieces,
@@ -121,7 +121,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it replaces values by means.
+    /// Whether the op replaces values by means.
     pub(super) fn is_mean(&self) -> bool {
         use Op::*;
         matches!(self, Reconstruct | Average | Place | SumPayloads | DecodeMeans | AverageShards | SumShards)
@@ -131,7 +131,7 @@ impl Op {
 /// An instruction of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {
-    /// An op on this rank's own values. The next message reports its error.
+    /// An op on this rank's own values, whose error the next message reports.
     Own(Op),
     /// An op on data that is the same on all ranks, so that it fails on all ranks or on none.
     All(Op),
@@ -239,8 +239,8 @@ impl Program {
         Ok(program)
     }
 
-    /// Describes an exchange of only the first message. A rank uses it if its layers do not fit together, or if its
-    /// [`Space`](super::Space) does not fit them.
+    /// Describes an exchange of only the first message. A rank needs this description if its layers do not fit together, or if its
+    /// [`Space`](super::Space) does not fit the layers.
     pub(super) fn unknown<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: Moment) -> Program {
         let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
         let fingerprint = fingerprint(moment, layers, 0);
@@ -306,8 +306,8 @@ impl Program {
         self.layout.world * Slip::values(self.moment.reduce_dtype)
     }
 
-    /// The collectives of this exchange, in order, with their parts, for callers that reserve or register memory. They are the same
-    /// on all ranks. Sizes are the same, too, except for [`Round::AllToAll`] and [`Round::ReduceScatterSum`].
+    /// The collectives of this exchange, in order, with their parts, for callers that reserve or register memory. All ranks have
+    /// the same collectives, with the same sizes except for [`Round::AllToAll`] and the reduce-scatters.
     pub fn rounds<'a>(self, layers: impl Iterator<Item = Spec<'a>>) -> impl Iterator<Item = (Part, Round)> {
         let all = Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)));
         all.chain(
@@ -318,10 +318,9 @@ impl Program {
         )
     }
 
-    /// The length of `owner`'s share of a part whose shares differ in length; 0 for other parts. For pieces and
-    /// payloads of shards, it is the bytes of the message with the owner's pieces. `owner` receives such a message from
-    /// each other rank, and sends one in [`Part::Means`]. For [`Part::Shards`], it is the number of values with status
-    /// records.
+    /// The length of `owner`'s share of a part whose shares differ in length; 0 for other parts. For pieces and payloads of
+    /// shards, the length is the bytes of the message with the owner's pieces. `owner` receives such a message from each other
+    /// rank, and sends one in [`Part::Means`]. For [`Part::Shards`], the length is the number of values, including status records.
     ///
     /// # Errors
     /// The errors of [`Program::new`].
@@ -357,7 +356,7 @@ impl Program {
     }
 }
 
-/// The checksum of everything that determines the layout of messages. It does not depend on the machine.
+/// The checksum of everything that ranks must have in common, which is the same on every machine.
 fn fingerprint<'a>(moment: Moment, layers: impl Iterator<Item = Spec<'a>>, remembered: u64) -> u64 {
     let Moment { world_size, route, reduce_dtype, seed, step, terms, .. } = moment;
     let words = [world_size as u64, route as u64, reduce_dtype as u64, seed, step as u64, terms, remembered];

@@ -3,8 +3,8 @@
 use super::collective::{Collective, CollectiveError};
 use crate::gradient::Bf16;
 
-/// A collective on memory of the exchange. It is host memory, unless a [`Space`](super::Space) has another kind. All ranks perform
-/// the same collectives in the same order.
+/// A collective on memory of the exchange. The memory is host memory, unless a [`Space`](super::Space) has another kind. All ranks
+/// perform the same collectives in the same order.
 ///
 /// ```
 /// use lgreco_train::exchange::{Request, threads};
@@ -19,12 +19,12 @@ use crate::gradient::Bf16;
 pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     /// Replace the values by their sums over the workers.
     AllReduceSum {
-        /// Their number is the same on every rank.
+        /// The number of values or bytes is the same on every rank.
         values: V,
     },
     /// Replace the bf16 values by their sums over the workers, if [`reduce_dtype`](super::Moment::reduce_dtype) is bf16.
     AllReduceSumBf16 {
-        /// Their number is the same on every rank.
+        /// The number of values or bytes is the same on every rank.
         values: H,
     },
     /// Fill `buffer` with every rank's bytes, in rank order. This rank's part already contains its bytes.
@@ -43,7 +43,7 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     Broadcast {
         /// The rank that sends its bytes.
         root: u32,
-        /// Their number is the same on every rank.
+        /// The number of values or bytes is the same on every rank.
         bytes: B,
     },
     /// Send every rank its part of `send`, and receive a part from each rank. In both buffers, parts are in rank order, one after
@@ -51,11 +51,11 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     AllToAll {
         /// The bytes to send.
         send: B,
-        /// Bytes of each rank's part.
+        /// Bytes of each rank's part of `send`.
         send_lens: &'a [u64],
         /// The memory for the received bytes.
         received: B,
-        /// Bytes of each rank's part.
+        /// Bytes of each rank's part of `received`.
         received_lens: &'a [u64],
     },
     /// Replace this rank's part of the values by its sum over the workers. The other parts are no longer used.
@@ -89,15 +89,14 @@ pub enum Round {
     },
     /// [`Request::AllGather`].
     AllGather {
-        /// Number of bytes of each rank.
+        /// Number of bytes that each rank contributes.
         bytes: usize,
     },
     /// [`Request::AllGatherEach`].
     AllGatherEach {
         /// Number of bytes of all ranks together.
         bytes: usize,
-        /// Whether the number is exact. If not, it is the largest possible number, and the actual one depends on
-        /// values.
+        /// Whether the number is exact. If not, `bytes` is the largest possible number, and the actual number depends on values.
         exact: bool,
     },
     /// [`Request::Broadcast`].
@@ -116,14 +115,14 @@ pub enum Round {
     ReduceScatterSum {
         /// Number of f32 values that each rank contributes: the parts of all ranks together.
         values: usize,
-        /// Number of these values that are in this rank's part.
+        /// Number of values in this rank's part.
         own: usize,
     },
     /// [`Request::ReduceScatterSumBf16`].
     ReduceScatterSumBf16 {
         /// Number of bf16 values that each rank contributes: the parts of all ranks together.
         values: usize,
-        /// Number of these values that are in this rank's part.
+        /// Number of values in this rank's part.
         own: usize,
     },
 }

@@ -31,7 +31,7 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
 /// Whether `error` is about another rank's message, or is the [`Error::Peer`] of a rank whose error is about another
-/// rank's message. Then all ranks have failed only because they differ. The result is the same on all ranks.
+/// rank's message. In both cases, all ranks have failed only because they differ, and this function returns the same on all ranks.
 pub(crate) fn is_of_others(error: Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => code,
@@ -58,7 +58,7 @@ impl Slip {
     /// Writes the status record to the head of a message: both numbers, little-endian.
     ///
     /// # Panics
-    /// When the message is shorter.
+    /// When the message is shorter than a status record.
     pub fn write(self, head: &mut [u8]) {
         let words = [self.code, self.fingerprint].map(u64::to_le);
         head[..LEN].copy_from_slice(bytemuck::bytes_of(&words));
@@ -67,13 +67,13 @@ impl Slip {
     /// Reads the status record at the head of a message.
     ///
     /// # Panics
-    /// When the message is shorter.
+    /// When the message is shorter than a status record.
     pub fn read(message: &[u8]) -> Slip {
         let word = |at: usize| message[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         Slip { code: word(0), fingerprint: word(1) }
     }
 
-    /// The status record as one f32 for an all-reduce. All other ranks have zero in its place.
+    /// The status record as one f32 for an all-reduce. In the place of this number, all other ranks have zero.
     pub fn to_sum(self) -> f32 {
         match self.code {
             0 => (FINGERPRINTS + self.fingerprint % (END - FINGERPRINTS)) as f32,
@@ -119,9 +119,10 @@ impl Slip {
 /// ranks.
 ///
 /// # Errors
-/// All ranks fail, or none. Either all fail because of gradients that are not finite, or none does. A rank that has failed gets
-/// its own error, unless another rank has a more serious one. Other ranks get [`Error::Peer`] with the first rank that failed by
-/// itself. [`Error::PeerPlan`] has the first rank whose fingerprint differs from that of rank 0.
+/// Either all ranks fail, or no rank fails. Either all ranks fail because of gradients that are not finite, or no rank fails for
+/// this reason. A rank that has failed gets its own error, unless another rank has a more serious one. Other ranks get
+/// [`Error::Peer`] with the first rank that failed by itself. [`Error::PeerPlan`] has the first rank whose fingerprint differs
+/// from that of rank 0.
 pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
     let weight = |code: u64| match code {

@@ -1,6 +1,6 @@
 //! The memory in which an exchange computes, on the host or on a device.
 //!
-//! Adding gradients to a window's mean is not an op, because a window has many steps and a flight belongs to one. On a GPU,
+//! Adding gradients to a window's mean is not an op, because a window has many steps and a flight belongs to one step. On a GPU,
 //! lgreco-cuda's `window.rs` keeps the mean, and `device_rows.rs` enqueues the measurement of rows.
 
 use super::program::{Op, Part, Program};
@@ -11,15 +11,14 @@ use crate::Error;
 /// One rank's memory of one bucket: its layers, the buffers of its message [parts](Part), and everything else that the [ops](Op)
 /// need. An implementation is called a *space*. [`Host`](super::Host) is the space in host memory.
 ///
-/// A `Flight` is the same for every kind of memory. It calls [`run`](Space::run) for each op, and
-/// [`request`](Space::request) for each collective. It passes on the collective's memory without reading it, and reads
-/// no results between ops. So a space may execute an op immediately, as the host does, or enqueue it after earlier ops
-/// and collectives.
+/// A `Flight` is the same for every kind of memory. A flight calls [`run`](Space::run) for each op, and [`request`](Space::request)
+/// for each collective. A flight passes the collective's memory on without reading it, and reads no results between ops. So a space
+/// may execute an op immediately, as the host does, or enqueue it after earlier ops and collectives.
 ///
 /// # On a device
-/// * `run` enqueues one or a few launches for all layers of the bucket, and returns `Ok` unless that fails. `request` returns
-///   pointers. Neither waits. Only `Op::Judge` of [`Part::Greetings`] may wait. It is part of an exchange when settings have
-///   changed or lengths depend on values. It reads these lengths, and reports a disagreement at once.
+/// * `run` enqueues one or a few launches for all layers of the bucket, and returns `Ok` unless enqueuing fails. `request` returns
+///   pointers. Neither waits. Only `Op::Judge` of [`Part::Greetings`] may wait. This op is part of an exchange when settings have
+///   changed or lengths depend on values. The op reads these lengths, and reports a disagreement at once.
 /// * The device keeps an error in a status word. While the word is set, most ops do nothing. `Op::PutSlip` writes the word's error
 ///   code instead of 0. `Op::Judge` sets the word if status records have an error or differ. All collectives still take place, so
 ///   that all ranks perform the same collectives and know the status in the end. A trainer reads the status once per step, or
@@ -31,9 +30,9 @@ use crate::Error;
 ///   records are written.
 ///
 /// # Why the trait is so small
-/// A space is the memory of one bucket, not a factory of tensors and workspaces. It manages its layers and buffers itself, so the
-/// trait needs types only for the memory of collectives. A space that borrows its memory, like `Host`, is created for each call. A
-/// space that owns its memory lives longer.
+/// A space is the memory of one bucket, not a factory of tensors and workspaces. A space manages its layers and buffers itself, so
+/// the trait needs types only for the memory of collectives. A space that borrows its memory, like `Host`, is created for each
+/// call. A space that owns its memory lives longer.
 pub trait Space {
     /// f32 to be summed: `&mut [f32]` on the host, a pointer and a length on a device.
     type Values<'a>
@@ -65,7 +64,7 @@ pub trait Space {
     /// Executes an op, or enqueues it.
     ///
     /// # Errors
-    /// An error of this rank's part or, for [`Op::Judge`], of any rank's part. On devices, an error of enqueuing.
+    /// An error of this rank's part or, for [`Op::Judge`], of any rank's part. On a device, an error of enqueuing the op.
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error>;
 
     /// The collective of this part, as [`Program::round`] defines it, on the space's memory. [`Program::part_len`]

@@ -31,11 +31,11 @@ pub struct Spec<'a> {
     /// Element type of the compressor's input: the gradient's, or f32 with a residual.
     pub dtype: Dtype,
     /// With [`Route::Sharded`], the element at which each rank's shard ends. Rank r has the elements from `shards[r - 1]` to
-    /// `shards[r]`, which may be none. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the part of a
-    /// layer in a range of a flat buffer (ZeRO). Empty on other routes.
+    /// `shards[r]`, a range that may be empty. The last shard ends with the layer. Shards are rows of a matrix (FSDP), or the
+    /// part of a layer in a range of a flat buffer (ZeRO). Empty on other routes.
     pub shards: &'a [u64],
     /// Whether the layer may be summed in place if it is uncompressed f32; the same on all ranks.
-    /// [`Program::is_in_place`](super::Program) returns whether it is.
+    /// [`Program::is_in_place`](super::Program) returns whether the layer is summed in place.
     pub in_place: bool,
 }
 

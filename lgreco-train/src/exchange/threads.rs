@@ -12,7 +12,7 @@ use std::vec::Vec;
 /// collective of its rank. Rank 0 is the caller's thread.
 ///
 /// # Panics
-/// When `world_size` is 0 or `work` panics on any thread. The other threads then get errors, so all of them end.
+/// When `world_size` is 0 or `work` panics on any thread. After a panic, the other threads get errors, so all threads end.
 ///
 /// ```
 /// use lgreco_train::exchange::{Collective, threads};
@@ -91,7 +91,8 @@ pub struct ThreadCollective {
 
 #[derive(Debug)]
 struct Group {
-    /// Two slots per worker, used alternately. Before a worker writes to a slot again, all others have finished reading it.
+    /// Two slots per worker, used alternately. Before a worker writes to a slot again, all other workers have finished reading the
+    /// slot.
     slots: Vec<[RwLock<Slot>; 2]>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
@@ -116,7 +117,7 @@ enum Call {
 
 #[derive(Debug, Default)]
 struct Meeting {
-    /// Number of meetings that have ended.
+    /// Number of meetings that have ended. In a meeting, all workers wait for each other.
     ended: u64,
     arrived: usize,
     left: bool,
@@ -202,7 +203,8 @@ impl ThreadCollective {
         if fits { Ok(()) } else { Err(Self::MISMATCH) }
     }
 
-    /// Shows the part `own` of `buffer` to the others, and fills `buffer` with the parts of all ranks. `len` returns their lengths.
+    /// Shows the part `own` of `buffer` to the other workers, and fills `buffer` with the parts of all ranks. `len` returns their
+    /// lengths.
     fn gather(
         &mut self,
         own: Range<usize>,
@@ -219,7 +221,7 @@ impl ThreadCollective {
         self.group.slots[rank][self.turn].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows `bytes` to the others, and calls `read` when the bytes of the others can be read.
+    /// Shows `bytes` to the other workers, and calls `read` when the bytes of all workers can be read.
     fn show(
         &mut self,
         call: Call,
@@ -286,7 +288,7 @@ impl ThreadCollective {
 }
 
 impl Slot {
-    /// Adds the slot's values, from index `start` on, to `sum`. With `first`, they replace the old content of `sum`.
+    /// Adds the slot's values, from index `start` on, to `sum`. With `first`, the slot's values replace the old content of `sum`.
     fn add<T: Element>(&self, start: usize, first: bool, sum: &mut [T]) {
         let addends = self.bytes.chunks_exact(size_of::<T>()).skip(start).map(bytemuck::pod_read_unaligned::<T>);
         for (sum, x) in sum.iter_mut().zip(addends) {

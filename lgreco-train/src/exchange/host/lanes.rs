@@ -2,9 +2,9 @@
 //! `rayon`).
 //!
 //! A lane is a run of consecutive layers with separate scratch memory. The lanes of a [`Layout`] depend only on the
-//! bucket's layers, not on the number of cores. So the memory is the same on any number of cores. There is only one
-//! lane in small buckets, in buckets with messages of variable length, and without the feature. Each layer's results
-//! are the same as on one core. If several layers fail, the first layer's error is returned.
+//! bucket's layers, not on the number of cores. So the memory is the same on any number of cores. Small buckets, and
+//! buckets with messages of variable length, have only one lane. So has every bucket without the feature. Each layer's
+//! results are the same as on one core. If several layers fail, the first layer's error is returned.
 
 use crate::Error;
 use crate::exchange::layer::Layer;
@@ -14,9 +14,9 @@ use lgreco::compress::spread::join;
 /// Scratch memory of ops.
 #[derive(Default)]
 pub(super) struct Scratch<'a> {
-    /// A word per rank: the number of bytes of its message that have been read.
+    /// A word per rank: the number of bytes of the rank's message that have been read.
     pub(super) read: &'a mut [u64],
-    /// Two words per rank: the position in its payload at which the next chunk begins.
+    /// Two words per rank: the position in the rank's payload at which the next chunk begins.
     pub(super) places: &'a mut [u64],
     /// Sums in f32, if the mean's element type is too narrow for them.
     pub(super) wide: &'a mut [f32],

@@ -5,8 +5,7 @@ use crate::{CoreError, Error};
 use lgreco::compress::payload::STRETCH;
 use lgreco::compress::spread::spread_parts;
 
-/// A divisor. For a power of two, it is stored as its inverse: multiplying by the inverse gives the same bits and is
-/// faster.
+/// A divisor. A power of two is stored as its inverse, because multiplying by the inverse gives the same bits and is faster.
 #[derive(Clone, Copy)]
 struct Divisor {
     number: f32,
@@ -56,9 +55,9 @@ fn divide((sum, mean): (&[f32], &mut [f32]), by: Divisor) -> bool {
     f32::from_bits(largest).is_finite()
 }
 
-/// The factor that turns values into shares, before they are summed over `world` workers. It is a power of two, and so small that
-/// the sum of the shares of finite values is finite. A mean that is computed from shares has the same bits as the sum of the values
-/// divided by `world`, unless a share is subnormal.
+/// The factor that turns values into shares, before they are summed over `world` workers. The factor is a power of two, and so
+/// small that the sum of the shares of finite values is finite. A mean that is computed from shares has the same bits as the sum of
+/// the values divided by `world`, unless a share is subnormal.
 pub(super) fn share(world: u32) -> f32 {
     1.0 / world.next_power_of_two() as f32
 }

@@ -35,8 +35,8 @@ pub struct Host<'a, 'l> {
     pub layers: &'a mut [Layer<'l>],
     /// At least [`workspace_len`](super::workspace_len) words, with any content.
     pub workspace: &'a mut [u64],
-    /// Scratch memory. Its content is used only within one call, so each call may get different memory. With `None`,
-    /// the end of the workspace is used.
+    /// Scratch memory, which is used only within one call, so each call may get different memory. With `None`, the end of
+    /// the workspace is the scratch memory.
     pub scratch: Option<&'a mut [u64]>,
 }
 
@@ -78,7 +78,8 @@ impl Space for Host<'_, '_> {
 
     fn check(&self, program: &Program) -> Result<(), Error> {
         self.layers.iter().try_for_each(Layer::check)?;
-        // Scratch memory is not checked here. If it is too short, an op fails, and messages report that to all ranks.
+        // Scratch memory is not checked here. If scratch memory is too short, an op fails, and messages report the error to
+        // all ranks.
         let scratch = if self.scratch.is_none() { program.layout.scratch_words() } else { 0 };
         Ok(expect_room("workspace words", program.layout.words().saturating_add(scratch), self.workspace.len())?)
     }
@@ -203,7 +204,7 @@ fn judge_part(
     }
 }
 
-/// Like [`judge_part`], for sums. Then turns bf16 sums into f32.
+/// Like [`judge_part`], for sums, which are also converted from bf16 to f32 if necessary.
 fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: usize) -> Result<(), Error> {
     let wire = Wire::of(&moment);
     judge(own, wire.slips(memory, values))?;
@@ -215,8 +216,8 @@ fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: us
 fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare, .. }: &mut Ranks<'_>) -> Result<(), Error> {
     let greetings = bytemuck::cast_slice::<u64, u8>(spare).as_chunks::<GREETING>().0.iter();
     judge(own, greetings.clone().map(|greeting| Slip::read(greeting)))?;
-    // All ranks have the same settings here. So a length differs only if it depends on values, and never exceeds the largest
-    // length.
+    // At this point, all ranks have the same settings. So a length differs only if it depends on values, and never exceeds
+    // the largest length.
     let (most, varies) = (program.layout.message, program.layout.varies);
     let least = if varies { slip::LEN } else { most };
     for ((rank, greeting), to) in (0..).zip(greetings).zip(&mut **lens) {

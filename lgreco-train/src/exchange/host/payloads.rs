@@ -81,7 +81,7 @@ pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
-/// The payloads of the next layers. They begin at byte `at` of each message, if lengths are fixed.
+/// The payloads of the next layers, which begin at byte `at` of each message if lengths are fixed.
 struct Unread {
     at: usize,
     route: Route,
@@ -94,8 +94,8 @@ impl Parts for Unread {
     }
 }
 
-/// Writes the means of all ranks' payloads. Even with shards, these are means of whole layers: all ranks must find the
-/// same errors, and outside methods can decode only whole tensors.
+/// Writes the means of all ranks' payloads. Even with shards, means of whole layers are written: all ranks must find
+/// the same errors, and outside methods can decode only whole tensors.
 pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;

@@ -1,5 +1,4 @@
-//! Payloads in pieces. Scatter-reduce uses them, and compresses the means of pieces again. Shards use them without a
-//! second compression.
+//! Payloads in pieces, for scatter-reduce and for shards. Only scatter-reduce compresses the means of pieces again.
 
 use super::mean::{average, average_shares, in_tensor, narrow, to_shares};
 use super::room::{Ranks, Room, messages, sum};
@@ -19,8 +18,8 @@ fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
     Division::new(layers.iter().map(|layer| layer.spec), moment.route, moment.world_size)
 }
 
-/// Calls `visit` with each of `owner`'s pieces, its layer, and the byte at which its payload begins, counted from the end of the
-/// message's status record.
+/// Calls `visit` with each of `owner`'s pieces, the piece's layer, and the byte at which the payload begins, counted from the end
+/// of the message's status record.
 fn for_each(
     division: Division,
     owner: u32,
@@ -65,7 +64,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
         check_finite(&layer.get()?).map_err(|error| Error::from(error).of_layer(layer.spec.index))
     })?;
     let mut first = 0;
-    // With shards, this rank's own message comes last. It is summed like the others.
+    // With shards, this rank's message to itself comes last, and is summed like the messages of other ranks.
     let own = (moment.route == Route::Sharded).then_some(rank);
     for owner in (0..world).filter(|&owner| owner != rank).chain(own) {
         let mut end = first + slip::LEN;
@@ -94,8 +93,8 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
     Ok(())
 }
 
-/// Writes status records to the messages with pieces. Records the lengths of messages: sent ones in `room.ranks.sent`, received
-/// ones in `room.ranks.spare`.
+/// Writes status records to the messages with pieces. Records the lengths of sent messages in `room.ranks.sent`, and of received
+/// messages in `room.ranks.spare`.
 pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);

@@ -2,7 +2,7 @@
 //!
 //! A shard is a range of a layer's elements, given by its end: rows of a matrix (FSDP), or the part of a layer in a range of a flat
 //! buffer (ZeRO). A worker's contribution is all of its gradient, so residuals are the same as with other routes. Only the owner of
-//! a shard can find an error in the shard's mean. Its next message reports the error to the others.
+//! a shard can find an error in the shard's mean. The owner's next message reports the error to the other ranks.
 
 use super::mean;
 use super::room::Room;
@@ -16,7 +16,8 @@ use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
 use core::ops::Range;
 
-/// Fills the buffer of the reduce-scatter. For each rank, it has the rank's shard of each layer, and memory for status records.
+/// Fills the buffer of the reduce-scatter. For each rank, the buffer has the rank's shard of each layer, and memory for status
+/// records.
 pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let (world, share) = (moment.world_size, mean::share(moment.world_size));
     let mut shards = &mut *room.shards;

@@ -12,9 +12,9 @@ use lgreco::compress::payload::{
 };
 use lgreco::compress::spread::{Divide, spread};
 
-/// Adds the decoded payloads in the order of ranks, in f32, and writes the mean. If the sum exceeds f32, it adds shares instead:
-/// values multiplied by a small factor. If payloads can be read in chunks, all ranks' payloads are added chunk by chunk, so that
-/// every element of the mean is written once.
+/// Adds the decoded payloads in the order of ranks, in f32, and writes the mean. If payloads can be read in chunks, all ranks'
+/// payloads are added chunk by chunk, so that every element of the mean is written once. If the sum of a chunk then exceeds f32,
+/// shares are added instead: values multiplied by a small factor.
 ///
 /// # Errors
 /// [`Error::PeerMessage`] with a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the mean is not finite;
@@ -58,7 +58,7 @@ struct Stretches<'a, P> {
     /// The first element.
     start: usize,
     mean: ValuesMut<'a>,
-    /// The same as in [`Scratch`]. Empty for parts that other cores compute, because these cores have their own memory.
+    /// The read positions of [`Scratch`]; empty for parts that other cores compute, because these cores have their own memory.
     places: &'a mut [[u64; 2]],
     wide: &'a mut [f32],
 }

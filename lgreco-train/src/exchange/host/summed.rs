@@ -1,5 +1,5 @@
-//! Values that are summed by collectives, followed in memory by the ranks' status records. They are f32, or bf16 if
-//! [`Moment::reduce_dtype`] says so.
+//! Values that are summed by collectives, followed in memory by the ranks' status records. The values are sent as f32, or as bf16
+//! if [`Moment::reduce_dtype`] says so.
 //!
 //! Ops use only f32. Just before the collective, values that travel as bf16 are rounded into the beginning of the same memory, and
 //! the status record is written after them. Just after the collective, if no rank has failed, the values are widened again.

@@ -18,7 +18,7 @@ use crate::rng::Stream;
 use crate::{CoreError, Error};
 use lgreco::compress::spread::spread_parts;
 
-/// Splits off the first `len` values.
+/// Splits off the first `len` values of a buffer.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (part, rest) = core::mem::take(values).split_at_mut(len);
     *values = rest;
@@ -145,7 +145,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
 /// Turns values into shares, in place.
 ///
 /// # Errors
-/// [`CoreError::NonFinite`]. The values are then unchanged.
+/// [`CoreError::NonFinite`]. After this error, the values are unchanged.
 fn share_in_place(layer: &mut Layer<'_>, world: u32) -> Result<(), Error> {
     if let Some(values) = layer.values.as_f32()
         && !is_finite(values)
@@ -223,7 +223,7 @@ pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut R
         if let (Some(mean), true) = (layer.values.as_f32(), wanted.len() == shape.elements()) {
             return Ok(reconstruct(shape, rank, p, q, mean)?);
         }
-        // Computes a few rows at a time. A shard may need only a part of these rows.
+        // Computes a few rows at a time, of which a shard may need only a part.
         let mut at = wanted.start;
         while at < wanted.end {
             let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + ROWS);
