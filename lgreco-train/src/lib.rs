@@ -2,12 +2,12 @@
 //! each layer is compressed.
 //!
 //! A trainer creates a [`Controller`](controller::Controller) per worker and calls it once per step. [`controller`] begins with an
-//! example. Trainers that choose settings themselves can use its parts, [`feedback`] and [`exchange`]. Compressors, searches and
-//! plans are in [`lgreco`]. Its modules are available here under the same names.
+//! example. Trainers that choose settings themselves can use the controller's parts, [`feedback`] and [`exchange`]. Compressors,
+//! searches and plans are in [`lgreco`]. This crate re-exports the modules of [`lgreco`] under the same names.
 //!
-//! Training is a separate crate. So the core has only the paper's subject, works without an allocator, and does not depend on
-//! training. GPU crates need this crate for residuals and for the exchange of buckets. Their feature `train` adds it. The `lgreco`
-//! command does not need it.
+//! Training is a separate crate, so that the core has only the paper's subject and works without an allocator. GPU crates need
+//! this crate for residuals and for the exchange of buckets. The feature `train` of the GPU crates adds this dependency. The
+//! `lgreco` command does not need this crate.
 //!
 //! # Features
 //! The crate is `no_std` and needs an allocator.

@@ -1,5 +1,5 @@
-//! Reads and writes saved states. They consist of 8-byte numbers, and of bytes and f32 that are padded with zeros to a multiple of
-//! 8 bytes, all little-endian. A magic number and the version come first. A checksum of everything before it comes last.
+//! Reads and writes saved states. States consist of 8-byte numbers, and of bytes and f32 that are padded with zeros to a multiple
+//! of 8 bytes, all little-endian. A magic number and the version come first. The last number is a checksum of everything before.
 
 use crate::checksum;
 use crate::{CoreError, Error};
@@ -54,8 +54,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks magic number, version and checksum, and begins to read after the version. `versions` are the allowed ones. A version
-    /// that is not allowed gives another error than damaged bytes.
+    /// Checks magic number, version and checksum, and begins to read after the version. `versions` are the allowed versions. A
+    /// version that is not allowed gives another error than damaged bytes.
     pub(crate) fn open(bytes: &'a [u8], magic: u64, versions: &[u64]) -> Result<Reader<'a>, Error> {
         let mut reader = Reader { rest: bytes, version: 0 };
         let found = reader.number()?;

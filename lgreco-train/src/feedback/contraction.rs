@@ -14,11 +14,11 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 }
 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², or its expectation under stochastic rounding; 0 for a gradient of
-/// zeros. Below 1, `setting` is a contraction on this gradient.
+/// zeros. If the result is below 1, `setting` is a contraction on this gradient.
 ///
-/// It is never above 1 for TopK (also in few bits), for CLT-k's leader and hard thresholds (with values in f32), and
-/// for PowerSGD. For QSGD with few bits and wide buckets, it can be far above 1, because a step of the grid can be much
-/// wider than a typical value.
+/// The result is never above 1 for TopK (also in few bits), for CLT-k's leader and hard thresholds (with values in f32), and for
+/// PowerSGD. For QSGD with few bits and wide buckets, the result can be far above 1, because a step of the grid can be much wider
+/// than a typical value.
 ///
 /// # Errors
 /// [`CoreError::NonFinite`](crate::CoreError::NonFinite), [`CoreError::Parameter`](crate::CoreError::Parameter),
@@ -59,7 +59,7 @@ pub fn contraction(
     Ok(if norm.value() > 0.0 { squared_error[0] / norm.value() } else { 0.0 })
 }
 
-/// Returns an error unless `relative` is below 1: the squared compression error divided by the gradient's squared norm.
+/// Returns an error unless `relative`, the squared compression error divided by the gradient's squared norm, is below 1.
 ///
 /// Error feedback is proven to converge under contractions only. If `relative` is above 1, the residual grows from step to step.
 /// With 2-bit QSGD in buckets of 2048, the residual's squared norm is more than 100 times the gradient's after 60 steps. A hard

@@ -1,4 +1,4 @@
-//! Passes over a memory, a block of elements at a time.
+//! Loops over the memory of a residual, a block of elements at a time.
 
 use super::storage::{Block, GROUP, Storage, largest_bits, load, store, widen};
 use crate::gradient::Element;
@@ -23,7 +23,7 @@ fn part<T>(values: &[T], start: usize) -> &[T] {
     &values[start.min(values.len())..values.len().min(start + GROUP)]
 }
 
-/// Writes `m + g` to `offered`; returns the bits of its largest magnitude.
+/// Writes `m + g` to `offered`, and returns the bits of the largest magnitude of `m + g`.
 #[inline(always)]
 pub(super) fn offer<T: Element>((storage, words, gradient, offered): (Storage, &[u64], &[T], &mut [f32])) -> u32 {
     let (mut m, mut g) = ([0.0; GROUP], [0.0; GROUP]);
@@ -41,7 +41,7 @@ pub(super) fn offer<T: Element>((storage, words, gradient, offered): (Storage, &
     largest
 }
 
-/// Adds `m` to the values; returns the bits of their largest magnitude.
+/// Adds `m` to `values`, and returns the bits of the largest magnitude of the sums.
 #[inline(always)]
 pub(super) fn add((storage, words, values): (Storage, &[u64], &mut [f32])) -> u32 {
     let (mut m, mut sum) = ([0.0; GROUP], [0.0; GROUP]);
@@ -59,8 +59,8 @@ pub(super) fn add((storage, words, values): (Storage, &[u64], &mut [f32])) -> u3
     largest
 }
 
-/// Computes the memory after an update. With `store`, writes the new memory. Without `store`, only returns the bits of
-/// its largest magnitude.
+/// Computes the memory after an update, and returns the bits of its largest magnitude. With `store`, also writes the
+/// new memory.
 pub(super) struct Commit<'a, T> {
     pub(super) update: Update,
     pub(super) storage: Storage,

@@ -1,8 +1,8 @@
 //! The memory of one layer on one rank.
 //!
-//! A plain residual has an f32 per element. It is added to a trainer's f32 gradients in place, and the sum is compressed there. The
-//! sum minus the worker's own contribution is the next residual. So a residual takes one value per element, and a second one only
-//! if steps can be rolled back.
+//! A plain residual has an f32 per element. The residual is added to a trainer's f32 gradients in place, and the sum is compressed
+//! where the gradients were. This sum minus the worker's own contribution is the next residual. So a residual takes one value per
+//! element, and a second value per element only if steps can be rolled back.
 
 use super::kernels::{Commit, Update, add, largest, offer, squared_norm};
 use super::values::{MAGNITUDE, plain_values};
@@ -63,7 +63,7 @@ impl Memory<alloc::vec::Vec<u64>> {
 }
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
-    /// A memory of zeros in `words`. Their previous content does not matter.
+    /// A memory of zeros in `words`, whose previous content does not matter.
     ///
     /// # Errors
     /// [`CoreError::Length`] when `words` is shorter than [`Residual::state_len`]; [`CoreError::Parameter`] when the gain
@@ -116,8 +116,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.commit::<f32>(Update::Replace, &[], values, stream)
     }
 
-    /// Multiplies the residual by `factor`, the new loss scale divided by the old one. This is exact for powers of two, except for
-    /// underflow.
+    /// Multiplies the residual by `factor`, the new loss scale divided by the old one. The products are exact for powers of two,
+    /// except for underflow.
     ///
     /// ```
     /// # use lgreco_train::feedback::{Memory, Residual};
@@ -161,7 +161,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    /// Writes the compressor's input of this step, `m + g`. This is the first half of [`step`](Memory::step).
+    /// Writes the compressor's input of this step, `m + g`. This method is the first half of [`step`](Memory::step).
     ///
     /// ```
     /// # use lgreco_train::feedback::{Memory, Residual};
@@ -199,7 +199,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// Updates the residual after compression. `decoded` is this worker's own decoded payload, not the average over workers.
-    /// `gradient` is the one given to [`compensate`](Memory::compensate). This is the second half of [`step`](Memory::step).
+    /// `gradient` must be the gradient that [`compensate`](Memory::compensate) got. This method is the second half of
+    /// [`step`](Memory::step).
     ///
     /// ```
     /// # use lgreco_train::feedback::{Memory, Residual};
@@ -220,7 +221,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// the memory is unchanged.
     ///
     /// # Complexity
-    /// Two passes. The first one only reads.
+    /// Two passes, of which the first only reads.
     pub fn update(&mut self, gradient: &Gradient<'_>, decoded: &[f32], stream: Stream) -> Result<(), Error> {
         self.check_shape(gradient.shape())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
@@ -257,7 +258,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.commit(Update::Residual { gain: 1.0 }, values, &[], stream)
     }
 
-    /// Makes the plain residual in `next` the present one, and counts a step. `next` gets the old residual.
+    /// Makes the plain residual in `next` the present residual, and counts a step. `next` gets the old residual.
     pub(crate) fn replace(&mut self, next: &mut W) {
         self.swap_words(next);
         self.count();
@@ -284,7 +285,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         plain_values(self.words.as_mut(), self.shape)
     }
 
-    /// Whether this is error feedback in f32 with a gain of 1. Then the residual is exactly the compression error.
+    /// Whether error feedback is in f32 with a gain of 1, so that the residual is exactly the compression error.
     pub(crate) fn is_plain(&self) -> bool {
         self.residual.is_plain()
     }
@@ -317,7 +318,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         stream: Stream,
     ) -> Result<(), Error> {
         let (storage, elements) = (self.residual.storage, self.shape.elements());
-        // The memory uses another seed than the payload, because the same random bits must not round both.
+        // The memory uses another seed than the payload, because memory and payload must not be rounded with the same random bits.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let mut pass = |store| {
             let words = self.words.as_mut();

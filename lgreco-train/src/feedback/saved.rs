@@ -41,11 +41,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes the whole memory to `bytes[..saved_len]`, and returns that length.
     ///
     /// The bytes are a header of 32 bytes (`LM`, version, 0, storage, gain, reset period, shape, steps), the elements,
-    /// and a checksum. They are little-endian, so they are the same on every machine. They do not contain the layer and
-    /// the rank of the memory. The caller must record these.
+    /// and a checksum. All numbers are little-endian, so the bytes are the same on every machine. The caller must
+    /// record the layer and the rank of the memory, which the bytes do not contain.
     ///
     /// # Errors
-    /// [`CoreError::Length`] when `bytes` is shorter.
+    /// [`CoreError::Length`] when `bytes` is shorter than [`saved_len`](Memory::saved_len).
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let len = self.saved_len();
         expect_room("saved state bytes", len, bytes.len())?;
@@ -97,7 +97,7 @@ pub struct SavedState<'a> {
 }
 
 impl<'a> SavedState<'a> {
-    /// Checks the bytes of a saved memory. Any bytes may be given.
+    /// Checks the bytes of a saved memory. Bytes from untrusted sources may be given.
     ///
     /// # Errors
     /// [`CoreError::Checksum`] when the bytes of a saved memory were changed; for other bytes [`CoreError::Length`],

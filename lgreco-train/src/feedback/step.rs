@@ -19,7 +19,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// `decoded` receives the decoded payload.
     ///
     /// AdaComp gets both the gradient and the sum. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as
-    /// without error feedback. The residual then keeps the error of rounding to f16 or bf16.
+    /// without error feedback. For such a payload, the residual keeps the error of rounding to f16 or bf16.
     ///
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
@@ -79,12 +79,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 }
 
-/// The random stream with which [`Memory::step`] encodes. It is `stream`, except that PowerSGD's seed changes from step to step, in
-/// the same way on all ranks.
+/// The random stream with which [`Memory::step`] encodes. The result is `stream`, except that PowerSGD's seed changes from step to
+/// step, in the same way on all ranks.
 ///
 /// The start matrix `Q` maps PowerSGD's error to zero: `(I − P̂ P̂ᵀ) p Q = 0`. With one power iteration from the same `Q` in every
-/// step, the error would never be sent, and the memory would grow for ever. So `Q` must change. It is either drawn anew in every
-/// step, as here, or taken from the last step (warm start).
+/// step, the error would never be sent, and the memory would grow for ever. So `Q` must change: this function draws `Q` anew in
+/// every step, and an exchange takes `Q` from the last step (warm start).
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};

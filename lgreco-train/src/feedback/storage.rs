@@ -18,10 +18,10 @@ pub(super) type Block = [f32; GROUP];
 /// The format of a residual.
 ///
 /// A number between two representable numbers is rounded to one of them at random. The expectation is the number
-/// itself, up to 2^-15 of the distance between these two. Rounding to nearest would fail here: as soon as a residual in
-/// bf16 is 512 times a gradient, adding the gradient changes nothing. A coordinate that has not been sent by then would
-/// never be sent. Representable numbers are stored exactly, so coordinates that were sent (zeros) and unchanged ones do
-/// not drift.
+/// itself, up to 2^-15 of the distance between the two representable numbers. Rounding to nearest would fail: as soon
+/// as a residual in bf16 is 512 times a gradient, adding the gradient changes nothing. A coordinate whose residual
+/// stops growing before it is sent would never be sent. Representable numbers are stored exactly, so sent coordinates
+/// (zeros) and unchanged coordinates do not drift.
 ///
 /// ```
 /// use lgreco_train::feedback::{Memory, Residual, Storage};
@@ -143,9 +143,9 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
             let inverse = f32::from_bits((254 - exponent) << 23);
             let mut codes = [0u8; GROUP];
             for i in 0..GROUP {
-                // An odd multiple of 2^-16 in (−1/2, 1/2), so that whole numbers stay the same.
+                // The dither is an odd multiple of 2^-16 in (−1/2, 1/2), so that whole numbers stay the same.
                 let dither = (2 * (random[i] >> 8) + 1) as i32 as f32 * (1.0 / 65536.0) - 0.5;
-                // Adding 1.5 · 2^23 brings the rounded number into the low bits.
+                // Adding 1.5 · 2^23 brings the rounded number into the low bits of the f32.
                 codes[i] = (block[i] * inverse + dither + 12_582_912.0).to_bits() as u8;
             }
             let bytes = bytemuck::cast_slice_mut::<u64, u8>(words);

@@ -1,7 +1,7 @@
 //! Whether error feedback works with a compressor.
 //!
-//! There are two checks. At decisions, the controller measures the gradients of its window. Where no gradient is available,
-//! [`suits`] measures QSGD on quantiles of a heavy-tailed distribution: for compressors of the C API, for instance, and after
+//! There are two checks. At decisions, the controller measures settings on the gradients of its window. Without a gradient,
+//! [`suits`] measures QSGD on quantiles of a heavy-tailed distribution. Examples are compressors of the C API, and decisions after
 //! Accordion has detected a fall of the learning rate.
 
 use super::{contraction, require_contraction};
@@ -14,9 +14,8 @@ use crate::rng::Stream;
 /// [`suits_gradient`] checks a setting on one gradient.
 ///
 /// QSGD is judged by its squared error on a bucket of `n` heavy-tailed values: the quantiles `(i + 1/4) / (n − 1/2)` of
-/// Student's t with two degrees of freedom. At most 65536 of them are used. By this measure, QSGD in buckets of 512 is
-/// not a contraction with 1 to 3 bits. With 4 bits, it is a contraction. The other methods are contractions, or bound
-/// the residual in another way.
+/// Student's t with two degrees of freedom. At most 65536 quantiles are used. By this measure, QSGD in buckets of 512 is a
+/// contraction with 4 bits, but not with 1 to 3 bits. The other methods are contractions, or bound the residual in another way.
 ///
 /// ```
 /// use lgreco_train::Error;
@@ -39,8 +38,9 @@ pub fn suits(setting: &Setting, shape: Shape) -> Result<(), Error> {
     require_contraction(setting.heavy_tailed_error(shape.elements())?)
 }
 
-/// `Err` unless `setting` is a contraction on `gradient`, or error feedback needs no contraction under it. It calls [`contraction`]
-/// and [`require_contraction`], and needs [`contraction_workspace_len`](super::contraction_workspace_len) words of workspace.
+/// `Err` unless `setting` is a contraction on `gradient`, or error feedback needs no contraction under it. This function calls
+/// [`contraction`] and [`require_contraction`], and needs [`contraction_workspace_len`](super::contraction_workspace_len) words of
+/// workspace.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};

@@ -4,7 +4,7 @@ use crate::gradient::Shape;
 use crate::simd::dispatch_with;
 use lgreco::compress::spread::spread_parts;
 
-/// Mask of the bits of |x|. They have the same order as the magnitudes. The bits of NaN exceed those of infinity.
+/// Mask of the bits of |x|, which have the same order as the magnitudes. The bits of NaN exceed those of infinity.
 pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
 
 /// The f32 values of a plain residual, in its 8-byte words.

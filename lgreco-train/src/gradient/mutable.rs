@@ -49,8 +49,7 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// Replaces all values by `values`, rounded to the element type. These must be finite, and must have the same
-    /// length.
+    /// Replaces all values by `values`, rounded to the element type. `values` must be finite, and of the same length.
     ///
     /// # Errors
     /// [`CoreError::ElementOverflow`] with the first value that exceeds the element type.

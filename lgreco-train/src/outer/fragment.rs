@@ -19,7 +19,7 @@ pub(super) struct Fragment {
     moved: Vec<f32>,
     /// Whether the controller has all layers as one joined layer.
     joined: bool,
-    /// Checksum of the parameters and velocities of the loaded state. They must be the same on all ranks.
+    /// Checksum of the parameters and velocities of the loaded state, which must be the same on all ranks.
     loaded: Field,
 }
 
@@ -136,8 +136,8 @@ fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
     (0, index)
 }
 
-/// The configuration for a controller of the layers `part`. `settings` is about a fixed policy: the range of this part
-/// in its settings, and the number of all its settings.
+/// The configuration for a controller of the layers `part`. `settings` is the range of this part in the settings of a
+/// fixed policy, and the number of all these settings.
 pub(super) fn config_of(
     config: &Config,
     lens: &[usize],
@@ -169,8 +169,8 @@ pub(super) fn divided(lens: &[usize], parts: usize) -> Vec<Range<usize>> {
     let (mut first, mut before) = (0, 0);
     for (layer, len) in lens.iter().enumerate() {
         let (left, open) = (lens.len() - layer, parts - divided.len());
-        // The present part ends before this layer if it has its share of elements, or if the next parts would otherwise
-        // get no layer.
+        // The present part ends before this layer if the part has its share of elements, or if later parts would
+        // otherwise get no layer.
         if layer > first && open > 1 && (before * parts >= total * (divided.len() + 1) || left < open) {
             divided.push(first..layer);
             first = layer;

@@ -1,9 +1,9 @@
 //! Outer steps: workers train independently, and average the compressed changes of their parameters from time to time.
 //!
-//! Every worker takes `every` steps with its own optimiser. Its pseudo-gradient is the difference of the parameters after the last
-//! outer step and the present parameters. A [`Controller`] compresses the pseudo-gradients, with a setting per layer and with error
-//! feedback that decays. An outer step applies their mean to the parameters after the last outer step, by SGD with Nesterov's
-//! momentum:
+//! Every worker takes `every` steps with its own optimiser. The worker's pseudo-gradient is the difference of the parameters after
+//! the last outer step and the present parameters. A [`Controller`] compresses the pseudo-gradients, with a setting per layer and
+//! with error feedback that decays. An outer step applies the mean of the pseudo-gradients to the parameters after the last outer
+//! step, by SGD with Nesterov's momentum:
 //!
 //! ```text
 //! a = e + Δ      Δ̂ = compressed a      e = β (a − Δ̂)
@@ -15,8 +15,8 @@
 //! ("Streaming DiLoCo", Douillard et al., 2025). Inner optimisers keep their state.
 //!
 //! Residuals can be set to zero where the mean moves parameters: `e = 0` where `mean Δ̂ ≠ 0`. Workers with the same objective
-//! compute similar changes. A change that others have already made need not be repeated. "Deep gradient compression" (Lin et al.,
-//! 2018) sets the momentum of sent elements to zero, for a similar reason.
+//! compute similar changes. A change that other workers have already made need not be repeated. "Deep gradient compression" (Lin et
+//! al., 2018) sets the momentum of sent elements to zero, for a similar reason.
 
 mod fragment;
 mod saved;
@@ -52,13 +52,13 @@ pub struct Outer {
     /// From 1 to the smaller of `every` and the number of layers; 1 by default.
     pub fragments: usize,
     /// Whether the layers of a fragment, also vectors, are compressed as one layer of one column. The joined layer must have fewer
-    /// than 2^32 elements. TopK then keeps each worker's largest values, in whichever layers they are in this step. A plan would
-    /// keep a fixed number of values in each layer until the next plan. The fragment has only one payload header. `false` by
-    /// default.
+    /// than 2^32 elements. In a joined layer, TopK keeps each worker's largest values, in whichever layers they are in this step.
+    /// Without joining, a plan keeps a fixed number of values in each layer until the next plan. A joined fragment has only one
+    /// payload header. `false` by default.
     pub joined: bool,
-    /// Whether a worker's residual of an element is set to zero if the mean moves the element. Other workers have already moved it,
-    /// so the residual would move it too far. This allows a higher learning rate. It is meant for TopK, because its mean does not
-    /// move most elements. `false` by default.
+    /// Whether a worker's residual of an element is set to zero if the mean moves the element. Other workers have already moved
+    /// such an element, so the residual would move it too far. Forgetting allows a higher learning rate. This option is meant for
+    /// TopK, because TopK's mean does not move most elements. `false` by default.
     pub forget_moved: bool,
 }
 
@@ -160,11 +160,11 @@ impl OuterStep {
     /// Begins with rank 0's `parameters`, one f32 slice per tensor, which are broadcast to all ranks. Before the
     /// broadcast, all ranks compare their options and layers.
     ///
-    /// `config` configures the fragments' controllers, whose steps are the outer steps. Because there are few outer
-    /// steps, those before the first plan are compressed, too, under the default settings
-    /// ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for
-    /// all layers or, if layers are joined, for all fragments. A budget in bits or seconds is for all fragments
-    /// together. Each fragment gets a share in proportion to its elements.
+    /// `config` configures the fragments' controllers, whose steps are the outer steps. Because there are few outer steps, even the
+    /// outer steps before the first plan are compressed, under the default settings
+    /// ([`Planning::compress_warmup`](crate::controller::Planning::compress_warmup)). A fixed policy has settings for all layers
+    /// or, if layers are joined, for all fragments. A budget in bits or seconds is for all fragments together. Each fragment gets a
+    /// share of such a budget in proportion to its elements.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
@@ -184,7 +184,7 @@ impl OuterStep {
         collective: &mut C,
     ) -> Result<Self, Error> {
         let world = collective.world_size();
-        // By default, the metric uses the number of workers in the group.
+        // Unless `workers` is set, the metric of errors is for the number of workers in the group.
         config.search.workers = config.search.workers.or(NonZero::new(world));
         let made = Place::of(collective).and_then(|place| make(&outer, &config, &tensors, parameters, place));
         let options = || outer.fields().into_iter().chain(fields(&config, &tensors, world)).collect();
@@ -197,9 +197,10 @@ impl OuterStep {
         Ok(OuterStep { outer, steps: 0, fragments })
     }
 
-    /// Takes an outer step of one fragment, if one is due after this inner step, and returns its report; otherwise `None`. Call
-    /// this after every inner step, on all ranks. If parameters are not finite and the configuration does not treat that as an
-    /// error, the report's outcome says so, and the parameters stay unchanged. If no outer step is due, `parameters` are not used.
+    /// Takes an outer step of one fragment, if an outer step is due after this inner step, and returns its report; otherwise
+    /// `None`. Call this after every inner step, on all ranks. If parameters are not finite, and the configuration does not treat
+    /// this as an error, the report's outcome shows it, and the parameters stay unchanged. If no outer step is due, `parameters`
+    /// are not used.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
@@ -216,7 +217,7 @@ impl OuterStep {
         collective: &mut C,
         parameters: &mut [&mut [f32]],
     ) -> Result<Option<Report>, Error> {
-        // The step counts even if it fails. Otherwise, this rank's next turn would come later than that of the others.
+        // A failed step counts, too. Otherwise, this rank's next turn would come later than the turn of the other ranks.
         self.steps += 1;
         let turn = (0..self.fragments.len()).find(|&index| self.outer.is_turn(index, self.steps));
         let Some(turn) = turn else { return Ok(None) };

@@ -1,9 +1,8 @@
 //! Saved states of outer steps, also for workers that join or leave.
 //!
 //! A state consists of `lgreco-o`, version 1, the number of inner steps, the number of fragments, all fragments, and a checksum.
-//! For a fragment, it has the length of the controller's state, the state itself, the parameters after the last outer step, and
-//! the velocities. Parameters and velocities are f32, layer by layer, each layer padded to 8 bytes. Numbers are u64,
-//! little-endian.
+//! A fragment consists of the length of the controller's state, this state, the parameters after the last outer step, and the
+//! velocities. Parameters and velocities are f32, layer by layer, each layer padded to 8 bytes. Numbers are u64, little-endian.
 
 use super::OuterStep;
 use super::fragment::Fragment;
@@ -22,8 +21,8 @@ struct Saved<'a> {
 }
 
 impl OuterStep {
-    /// This rank's state as bytes, in the same format on every machine. It includes the parameters after the last outer step.
-    /// Every rank saves its own state, in addition to its model and inner optimiser.
+    /// This rank's state as bytes, in the same format on every machine. The state includes the parameters after the last outer
+    /// step. Every rank saves its own state, in addition to its model and inner optimiser.
     ///
     /// # Errors
     /// The errors of [`Controller::save`](crate::controller::Controller::save).
@@ -43,8 +42,8 @@ impl OuterStep {
     }
 
     /// Continues from saved states of the same layers and fragments, and sets `parameters` to their values after the last outer
-    /// step. Inner steps may have changed the model since then. So a rank that resumes its own state restores its model
-    /// separately, after this call.
+    /// step. When the state was saved, inner steps may already have changed the model. So a rank that resumes its own state
+    /// restores its model separately, after this call.
     ///
     /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in it,
     /// and every rank loads. `state` and `residuals` are as in
@@ -52,7 +51,7 @@ impl OuterStep {
     /// `state` and in `residuals`. To keep the residuals of a rank that has left, a rank that stays also passes that
     /// rank's state in `residuals`. A rank that joins passes any rank's state and no residuals.
     ///
-    /// All ranks load states of the same step of the same run. If not, the next outer step fails on every rank with
+    /// All ranks load states of the same step of the same run. Otherwise, the next outer step fails on every rank with
     /// [`Error::PeerOption`].
     ///
     /// # Errors
@@ -60,7 +59,7 @@ impl OuterStep {
     /// fragments; the errors of [`step`](OuterStep::step) for parameters that do not fit. On failure, nothing has changed.
     ///
     /// # Complexity
-    /// The bytes of all states.
+    /// Linear in the bytes of all states.
     pub fn load(&mut self, state: &[u8], residuals: &[&[u8]], parameters: &mut [&mut [f32]]) -> Result<(), Error> {
         super::check_lens(self.fragments.iter().flat_map(Fragment::lens), parameters)?;
         let (steps, saved) = self.parse(state)?;

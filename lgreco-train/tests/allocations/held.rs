@@ -28,7 +28,7 @@ pub(crate) fn config(setting: fn(u32) -> Setting, rows: &[usize], storage: Stora
 
 /// Returns the largest memory of a run, in multiples of the model's f32 gradients: first over the whole run, then only
 /// after its decision. Also returns the prediction. If `in_flight`, every layer is a separate bucket, and all buckets
-/// are exchanged at the same time. If not, steps are blocking.
+/// are exchanged at the same time. Without `in_flight`, steps are blocking.
 fn most(config: Config, rows: &[usize], in_flight: bool) -> Result<([f64; 2], MemoryUse), Error> {
     let layers =
         rows.iter().enumerate().map(|(layer, &rows)| Tensor::new(&layer.to_string(), &[rows, COLUMNS], Dtype::F32));
@@ -86,8 +86,8 @@ pub(crate) const QSGD: fn(u32) -> Setting = |_| Setting::Qsgd(Qsgd::default());
 const POWERSGD: fn(u32) -> Setting = |_| Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
 const ADACOMP: fn(u32) -> Setting = |_| Setting::AdaComp(AdaComp { bin: 500 });
 
-/// The limits are multiples of the size of the gradients. They include scratch memory for the huge layer, which has
-/// 30 % of the elements.
+/// The limits are multiples of the size of the gradients. The limits include scratch memory for the huge layer, which
+/// has 30 % of the elements.
 #[test]
 fn memory_is_small_linear_and_known() {
     for (setting, storage, in_flight, target, route) in [
@@ -110,7 +110,7 @@ fn memory_is_small_linear_and_known() {
             let known = (predicted.total() - predicted.window) as f64 / (4 * elements) as f64;
             let what = format!("{name}, residuals in {storage:?}, in flight: {in_flight}");
             assert!(compressed <= target, "{what}: {compressed} times the gradients, {target} allowed");
-            // This rank is the measuring rank. For a decision, it also stores the mean gradients of the window.
+            // This rank is the measuring rank, which also stores the mean gradients of the window for a decision.
             assert!(most <= target + 1.0, "{what}: {most} times the gradients, {target} and 1 for the window allowed");
             assert!(
                 (0.9..=1.1).contains(&(known / compressed)),

@@ -29,7 +29,7 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: `alloc` returns null, or both functions pass the call on to the system's allocator.
+// SAFETY: `alloc` returns null or passes the call on to the system's allocator; `dealloc` always passes the call on.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -39,13 +39,13 @@ unsafe impl GlobalAlloc for Counting {
         let [held, most] = HELD.get();
         let held = held.wrapping_add(layout.size());
         HELD.set([held, most.max(held)]);
-        // SAFETY: the caller promises what the system's allocator requires.
+        // SAFETY: the caller keeps the contract of this method, which is the contract of the system's allocator.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let [held, most] = HELD.get();
         HELD.set([held.wrapping_sub(layout.size()), most]);
-        // SAFETY: the caller promises what the system's allocator requires.
+        // SAFETY: the caller keeps the contract of this method, which is the contract of the system's allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A group of one that allocates nothing.
+/// A group of one worker that allocates nothing.
 struct Alone;
 
 impl Collective for Alone {
@@ -115,8 +115,8 @@ fn agree(controller: &mut Controller, worker: &mut threads::ThreadCollective, re
     }
 }
 
-/// One rank has no memory for the residuals that a decision needs. All ranks get an error and nothing changes. Once
-/// there is memory, the step succeeds.
+/// One rank has no memory for the residuals that a decision needs. All ranks get an error and nothing changes. After that rank has
+/// memory, the step succeeds.
 #[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_decision_is_told_to_all() {
@@ -149,8 +149,8 @@ fn no_memory_for_a_decision_is_told_to_all() {
     assert_eq!(results[0], [Ok(false), Ok(false), told, told, Ok(true), Ok(false)]);
 }
 
-/// One rank has no memory to compress gradients. All ranks get an error in the same step, and the next step succeeds. Calls of `next`
-/// then use the memory of `submit`.
+/// One rank has no memory to compress gradients. All ranks get an error in the same step, and the next step succeeds. After the
+/// failure, calls of `next` use the memory of `submit`.
 #[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_bucket_is_told_to_all() {

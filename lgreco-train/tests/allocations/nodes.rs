@@ -31,7 +31,7 @@ impl Groups<'_> {
 }
 
 /// Exchanges each layer as a separate bucket. Each bucket's first message inside the node is under way while the bucket
-/// before it continues. Last messages come at the end, two at the same time.
+/// before it continues. The last messages of all buckets come at the end, two at the same time.
 fn in_flight(training: &mut TwoLevel, groups: &mut Groups<'_>, gradients: &mut [Vec<f32>]) -> Result<(), Error> {
     training.begin_step(0.1)?;
     while let Some(request) = training.control()? {
@@ -65,8 +65,8 @@ fn in_flight(training: &mut TwoLevel, groups: &mut Groups<'_>, gradients: &mut [
     training.finish_step().map(drop)
 }
 
-/// Runs six steps on two nodes. Returns for each rank the largest memory, the memory at the end, and the prediction.
-/// The first two are multiples of the model's f32 gradients.
+/// Runs six steps on two nodes. Returns for each rank the largest memory and the memory at the end, as multiples of the
+/// model's f32 gradients, and the prediction.
 fn most(config: &Config, rows: &[usize], per_node: u32, flies: bool) -> Vec<([f64; 2], MemoryUse)> {
     let run = |mut node: ThreadCollective, mut peers: ThreadCollective| {
         let layers = rows.iter().enumerate();
@@ -105,9 +105,9 @@ fn most(config: &Config, rows: &[usize], per_node: u32, flies: bool) -> Vec<([f6
 }
 
 /// The limits are for the largest memory and for the memory between steps, in multiples of the size of the gradients. A
-/// rank stores the residuals of its shards. In flight, it stores the messages between nodes for all buckets, and the
-/// messages inside its node for two buckets. The ranks of node 0 also store the window of their shards. The huge layer
-/// has 30 % of the elements.
+/// rank stores the residuals of its shards. With buckets in flight, a rank also stores the messages between nodes for
+/// all buckets, and the messages inside its node for two buckets. The ranks of node 0 also store the window of their
+/// shards. The huge layer has 30 % of the elements.
 #[test]
 fn memory_of_two_levels_is_small_and_known() {
     for (setting, flies, [at_most, between]) in
@@ -127,8 +127,8 @@ fn memory_of_two_levels_is_small_and_known() {
                 held <= between,
                 "{what}, rank {rank}: {held} times the gradients between steps, {between} allowed"
             );
-            // The prediction is compared on ranks without a window. On the others, the window is freed before the step
-            // with the largest memory.
+            // The prediction is compared on ranks without a window. On ranks with a window, the window is freed before
+            // the step with the largest memory.
             assert!(
                 window > 0.0 || (0.9..=1.1).contains(&(total / most)),
                 "{what}, rank {rank}: {most} times the gradients, {total} predicted: {predicted:?}"
