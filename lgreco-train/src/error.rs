@@ -200,7 +200,7 @@ pub enum Error {
     },
 }
 
-/// The value that one rank has for an option that must be the same on all ranks.
+/// One rank's value of an option that must be the same on all ranks.
 ///
 /// ```
 /// use lgreco_train::{Error, OptionValue};

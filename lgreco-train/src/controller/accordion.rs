@@ -41,8 +41,8 @@ impl Accordion {
     }
 }
 
-/// Whether a layer is critical. `before` is its gradient norm at the previous decision (`None` at the first), and `now` its present
-/// norm.
+/// Whether a layer is critical. `before` is the layer's gradient norm at the previous decision (`None` at the first), and `now` the
+/// present norm.
 pub(super) fn critical(accordion: &Accordion, before: Option<f64>, now: f64) -> bool {
     match before {
         None | Some(0.0) => true,

@@ -1,10 +1,10 @@
 //! The short messages by which ranks agree on a step before they exchange anything.
 //!
 //! A message has 32 bytes. These are an error code, a fingerprint (of options, settings and schedule), a flag for gradients that
-//! are not finite, and the measured seconds of the rank's steps. Under every policy, all ranks exchange this message in six cases:
-//! at the first step, after a state was loaded, when a decision is due, before settings switch, after a bucket in which ranks
-//! differed, and before every blocking step. If fingerprints differ, all ranks exchange the fields from which they are computed, so
-//! that every rank can name the difference.
+//! are not finite, and the measured seconds of the rank's steps. Under every policy, all ranks exchange this message at the first
+//! step, after a state was loaded, when a decision is due, and before settings switch. The same message is exchanged after a bucket
+//! in which ranks differed, and before every blocking step. If fingerprints differ, all ranks exchange the fields from which
+//! fingerprints are computed, so that every rank can name the difference.
 //!
 //! At other steps, the messages of buckets contain the fingerprint. A rank that finds an error after the exchange, such as a
 //! residual that does not fit its format, reports it in its next message.
@@ -125,8 +125,8 @@ pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
     words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }
 
-/// Number of words in the message with a rank's fields. All versions of lgreco use this number, so ranks with different versions
-/// can exchange these messages. Their numbers of fields may differ.
+/// Number of words in the message with a rank's fields. All versions of lgreco use this number, so that even ranks whose versions
+/// have other fields can exchange these messages.
 const FIELDS: usize = 1024;
 
 /// A buffer for the versions and fields of `world` ranks, which already has this rank's version and fields.

@@ -9,7 +9,7 @@ use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// This flag of a rank's message is set if one of the rank's gradients is not finite.
+/// Flag in a rank's message: one of the rank's gradients is not finite.
 pub(super) const BROKEN: u64 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(super) struct Control {
     pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
     /// Whether settings have changed in this step.
     pub switched: bool,
-    /// Fingerprint of the step, which all ranks compare in the messages of its buckets.
+    /// Fingerprint of the step, which all ranks compare by the messages of buckets.
     pub terms: u64,
     /// The time at which the step began.
     pub began: Option<f64>,

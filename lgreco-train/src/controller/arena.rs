@@ -76,7 +76,7 @@ pub(super) struct Arena {
     sent: Vec<u64>,
     /// Memory that keeps its contents between calls.
     pub workspace: Vec<u64>,
-    /// Memory that is used within a single call. In the call that replaces gradients by means, it begins with the layers'
+    /// Memory that is used within a single call. In the call that replaces gradients by means, this memory begins with the layers'
     /// compression errors.
     pub scratch: Vec<u64>,
     /// Empty between calls; see [`recycled`].
@@ -226,7 +226,7 @@ impl Arenas {
 /// An arena fits a bucket if it is not larger than twice the bucket's needs plus this number of bytes.
 const SMALL: usize = 4096;
 
-/// The first `rest` values of the scratch memory, and the words behind them.
+/// Splits scratch memory into its first `rest` values and the remaining words.
 fn split_rest(scratch: &mut [u64], rest: usize) -> (&mut [f32], &mut [u64]) {
     let (values, words) = scratch.split_at_mut(rest.div_ceil(2));
     (&mut bytemuck::cast_slice_mut(values)[..rest], words)

@@ -36,8 +36,8 @@ pub(super) enum Progress {
     GivenUp,
 }
 
-/// Layers that are exchanged together in one step. A [`Controller`](super::Controller) lends them with their residuals, so that
-/// different buckets can be exchanged at the same time, on any threads.
+/// Layers that are exchanged together in one step. A [`Controller`](super::Controller) lends a bucket its layers with their
+/// residuals, so that different buckets can be exchanged at the same time, on any threads.
 ///
 /// [`submit`](Bucket::submit) takes the gradients. [`next`](Bucket::next) asks for collectives until the gradients are means.
 /// [`Controller::close`](super::Controller::close) takes the bucket back. If a bucket is dropped instead, the residuals of its
@@ -87,9 +87,9 @@ pub struct Bucket {
     /// The number of this step in a decision's window, counted from 1; 0 outside a window.
     pub(super) window_step: u64,
     pub(super) non_finite: NonFinite,
-    /// This rank's error from before the exchange. The bucket's messages report it to all ranks.
+    /// This rank's error from before the exchange, which the bucket's messages report to all ranks.
     pub(super) failure: Option<Error>,
-    /// This rank's error from after the bucket's last message. The next bucket or step reports it to the other ranks.
+    /// This rank's error from after the bucket's last message, which the next bucket or step reports to the other ranks.
     pub(super) late: Option<Error>,
     /// Whether only this rank has failed, so that the other ranks may have their means.
     pub(super) alone: bool,
@@ -122,7 +122,7 @@ impl Bucket {
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes. A caller can reserve or register
-    /// memory for them beforehand. If the exchange fails, there are fewer collectives.
+    /// memory for these collectives beforehand. If the exchange fails, there are fewer collectives.
     ///
     /// # Errors
     /// The errors of [`Controller::open`](super::Controller::open). A bucket that was opened successfully has none of these errors.
@@ -164,7 +164,7 @@ impl Bucket {
     }
 
     /// Takes the gradients of this step, one per layer, adds residuals and compresses. If a gradient is invalid, this rank's
-    /// messages report that to all ranks, and [`next`](Bucket::next) fails on all of them.
+    /// messages report the error to all ranks, and [`next`](Bucket::next) fails on all ranks.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -181,7 +181,7 @@ impl Bucket {
 
     /// Declares, in place of [`submit`](Bucket::submit), that this rank has no gradients because its trainer failed. This rank's
     /// messages report the failure to all ranks, so that no rank waits for this one. [`next`](Bucket::next) then takes no
-    /// gradients, and fails on every rank: on this rank with `failure`, on the others with [`Error::Peer`]. A bucket without
+    /// gradients, and fails on every rank: on this rank with `failure`, on the other ranks with [`Error::Peer`]. A bucket without
     /// elements has no messages, unless its layers are exchanged together for the first time. Without messages, the bucket fails on
     /// this rank only, and the next bucket or step reports the failure to all ranks.
     ///
@@ -211,7 +211,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Checks the gradients, adds them to the window's means, and adds residuals to them.
+    /// Checks the gradients, adds them to the window's means, and then adds residuals to the gradients.
     fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         check(&self.arena.layers, gradients)?;
         let step = self.window_step;
@@ -221,24 +221,24 @@ impl Bucket {
     }
 
     /// Computes until the next collective, and returns its request. The previous collective must be complete. `None` means that the
-    /// gradients have become means, and that residuals are updated. `gradients` must be the ones given to
-    /// [`submit`](Bucket::submit).
+    /// gradients have become means, and that residuals are updated. `gradients` must be the gradients that
+    /// [`submit`](Bucket::submit) got.
     ///
     /// With [`Route::Sharded`], this rank's shards become means, and the other elements are undefined.
     ///
-    /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`], and
-    /// NaN under [`NonFinite::PassThrough`], so that a loss scaler finds them. Residuals stay unchanged. With [`Route::Sharded`]
-    /// and [`NonFinite::PassThrough`], a mean may not fit its layer's element type. In that case, the gradients become NaN only on
-    /// the rank that has this mean in its shard.
+    /// If some rank's gradient is not finite, all gradients of the bucket become zeros on every rank under [`NonFinite::Skip`].
+    /// Under [`NonFinite::PassThrough`], they become NaN, so that a loss scaler finds the overflow. Residuals stay unchanged. With
+    /// [`Route::Sharded`] and [`NonFinite::PassThrough`], a mean may not fit its layer's element type. In that case, the gradients
+    /// become NaN only on the rank that has this mean in its shard.
     ///
     /// # Errors
     /// The errors of [`Flight::next`], on all ranks alike. After such an error, gradients are undefined, and residuals are
     /// unchanged. Without [`undo`](super::Config::undo), however, residuals of layers that were being averaged may already contain
     /// this step's compression error. [`Error::OfLayer`] when a mean does not fit its layer's element type, on all ranks. With
-    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step reports it to the
-    /// others. An error in a bucket without elements is also returned on this rank only, unless the bucket's layers are exchanged
-    /// together for the first time. [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and
-    /// [`CoreError::Length`] when `gradients` are not the ones that were submitted.
+    /// [`Route::Sharded`], an error of one rank's shard is returned on that rank only; the next bucket or step reports the error to
+    /// the other ranks. An error in a bucket without elements is also returned on this rank only, unless the bucket's layers are
+    /// exchanged together for the first time. [`Error::StepOrder`] before [`submit`](Bucket::submit). [`Error::LayerMismatch`] and
+    /// [`CoreError::Length`] when `gradients` are not the submitted gradients.
     ///
     /// # Complexity
     /// All calls together decode every payload, and take up to three passes for residuals. Each call takes scratch memory, as

@@ -97,7 +97,7 @@ impl Compute {
         self.trials.into_iter().chain(self.overheads).map(Option::unwrap_or_default)
     }
 
-    /// The factors with these numbers; `None` if they are not valid.
+    /// Restores the factors from their numbers; `None` if the numbers are not valid.
     pub(super) fn from_numbers(numbers: &[f64; 2 * Cost::FAMILIES]) -> Option<Compute> {
         let sound = numbers.iter().all(|&number| number.is_finite() && number.is_sign_positive());
         let known = |at: usize| Some(numbers[at]).filter(|&number| number > 0.0);

@@ -24,7 +24,8 @@ use lgreco::error::expect_len;
 pub struct Config {
     /// How settings are chosen; L-GreCo with the exact solver unless set.
     pub policy: Policy,
-    /// The settings that may be chosen, and the layers that are never compressed. Its `seed` is the seed of all random bits.
+    /// The settings that may be chosen, and the layers that are never compressed. The search's `seed` is the seed of all random
+    /// bits.
     pub search: Search,
     /// The limit of a plan's error or size; the size of the default settings unless set.
     pub budget: Budget,
@@ -103,7 +104,7 @@ pub enum NonFinite {
     /// The step is exchanged uncompressed with its NaN and infinity, so that a loss scaler sees them on every rank. Residuals stay
     /// unchanged. If the trainer exchanges the buckets itself, the gradients of buckets with NaN or infinity become NaN, and the
     /// other buckets are exchanged. Gradients of a bucket also become NaN if a value overflows the type in which it is sent, for
-    /// instance a sum of gradient and residual in f16. The same happens if a mean overflows its layer's element type.
+    /// instance a sum of gradient and residual in f16. Gradients also become NaN if a mean overflows its layer's element type.
     PassThrough,
 }
 

@@ -23,8 +23,8 @@ impl Controller {
     /// [`Controller::step`] does all of this with blocking collectives. [`Controller::step`] also checks all gradients before it
     /// exchanges any of them.
     ///
-    /// If the learning rate is negative or not finite, the messages report this to all ranks, so that none waits for this one.
-    /// The control requests of this step then fail on all ranks. If the step has no control requests, the first bucket fails.
+    /// If the learning rate is negative or not finite, the messages report the error to all ranks, so that no rank waits for this
+    /// one. The control requests of this step then fail on all ranks. If the step has no control requests, the first bucket fails.
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way.
@@ -66,7 +66,7 @@ impl Controller {
     /// Advances the agreement of all ranks before the buckets of a step, and returns its next collective. The previous collective
     /// must be complete. `None` means that the agreement is complete. In most steps, the first call returns `None`. At the first
     /// step, and after a state was loaded, ranks compare their options. If a decision is due, the measuring rank measures and plans
-    /// during this call, and broadcasts the plan. Then ranks agree to switch.
+    /// during this call, and broadcasts the plan. After the broadcast, ranks agree to switch to the plan.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. The step has then not begun, and may be begun again. The errors of search and solver when
@@ -77,7 +77,7 @@ impl Controller {
         Ok(self.control_request())
     }
 
-    /// Advances to the next control request. Returns whether there is one.
+    /// Advances to the next control request, and returns whether there is a request.
     pub(super) fn advance_control(&mut self) -> Result<bool, Error> {
         let stage = self.advance().inspect_err(|_| {
             self.scheduler.given = self.scheduler.given.not_agreed();
@@ -130,8 +130,8 @@ impl Controller {
         };
         if skipped {
             // The callers apply no mean of a skipped step, not even the means of buckets without NaN, so all residuals are
-            // restored. A rank on which some bucket has failed restores its residuals, too, because the other ranks skip the step
-            // if that bucket has failed on this rank only.
+            // restored. A bucket may have failed on this rank only, while the other ranks skip the step. So a rank with a failed
+            // bucket restores its residuals, too.
             self.states.iter_mut().for_each(|state| state.undo());
         }
         if totals.not_finite {

@@ -44,7 +44,7 @@ pub enum Uncompressed {
     NoSaving = 2,
     /// The plan, or the caller of a [`Policy::Fixed`](super::Policy), chose to send the layer uncompressed.
     Chosen = 3,
-    /// Compressing it takes longer than sending it uncompressed.
+    /// Compressing the layer takes longer than sending it uncompressed.
     Slower = 4,
     /// The compressor's error is as large as its input, so error feedback could grow without bound; see
     /// [`require_contraction`](crate::feedback::require_contraction).

@@ -86,7 +86,7 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Records that a device has added this rank's own, uncompressed gradient of layer `layer` to its mean of the window.
+    /// Records that a device has added this rank's own, uncompressed gradient of layer `layer` to the device's mean of the window.
     /// [`observe`](External::observe) does the same on the host. Does nothing in steps that need no gradient
     /// ([`watches`](External::watches)). The next plan task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which has
     /// an example. No decision is made until the task's result is handed in. The task can be taken even if the
@@ -155,7 +155,7 @@ impl External<'_> {
 
     /// Begins the window of the next decision anew. Call this method between two steps, if the last step's gradients were
     /// [observed](External::observe) and the step has failed on the device. If a plan task was taken before,
-    /// [`hand_in`](super::Planning::hand_in) drops its result.
+    /// [`hand_in`](super::Planning::hand_in) drops the task's result.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;

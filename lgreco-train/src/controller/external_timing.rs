@@ -1,7 +1,7 @@
 //! Measured seconds of exchanges that the caller [does](super::External::note_exchanged) itself, for instance in a device's memory.
-//! The host only enqueues work for a device, so the controller's clock cannot time it. The caller measures on the device instead:
-//! the seconds of each step, of a probe of the link that carries the buckets, and of trials of methods. The controller uses these
-//! numbers like its own measurements, so it decides in the same way.
+//! The host only enqueues work for a device, so the controller's clock cannot time this work. The caller measures on the device
+//! instead: the seconds of each step, of a probe of the link that carries the buckets, and of trials of methods. The controller
+//! uses these numbers like its own measurements, and decides in the same way.
 //!
 //! The caller hands in all numbers between two steps. The caller may read a step's clocks when the next step begins, so the caller
 //! need not wait for the device. Results of trials must be handed in before the decision's task is taken, because the task may run
@@ -91,8 +91,8 @@ impl External<'_> {
         Ok(())
     }
 
-    /// Records a probe, between two steps: the shortest time of gathering 8 bytes per rank, and the shortest time of gathering the
-    /// [bytes of a probe](External::probe_bytes), in seconds.
+    /// Records a probe, between two steps. `least` has the shortest seconds of gathering 8 bytes per rank, and of gathering the
+    /// [bytes of a probe](External::probe_bytes).
     ///
     /// # Errors
     /// As [`record_exchange`](External::record_exchange).

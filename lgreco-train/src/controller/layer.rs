@@ -18,9 +18,9 @@ pub(super) struct LayerState {
     /// The residual. Under a setting without feedback, this is the residual that an earlier setting has left. Such a residual is
     /// sent once, with the next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
-    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, the next residual is written here
-    /// if residuals are plain f32. After the step, the buffer has the residual from before the step. Saved states do not contain
-    /// this buffer.
+    /// With [`LayerPlan::keeps_undo`], a second buffer as large as the residual. During a step, the next residual is written to
+    /// this buffer if residuals are plain f32. After the step, the buffer has the residual from before the step. Saved states do
+    /// not contain this buffer.
     pub pending: Vec<u64>,
     /// How the last step can be undone.
     pub undo: Undo,
@@ -97,7 +97,7 @@ impl LayerState {
         }
     }
 
-    /// Moves the state to the bucket with this ticket. The plan and the counters stay here as copies.
+    /// Moves the state to the bucket with this ticket. Copies of the plan and of the counters stay in the controller.
     pub(super) fn lend(&mut self, ticket: u64) -> LayerState {
         (self.undo, self.spent) = (Undo::Nothing, None);
         let nothing = LayerState {

@@ -135,8 +135,8 @@ pub(super) enum Left {
     InPlace,
     /// The error is written to scratch memory, while the mean replaces the gradient.
     Beside,
-    /// The error replaces the compressor's input, in a buffer apart from the gradient. This case is for gradients of 16 bits, and
-    /// for compressors that also look at the gradient.
+    /// The error replaces the compressor's input, in a buffer apart from the gradient. Gradients of 16 bits, and compressors that
+    /// also look at the gradient, need this separate buffer.
     Instead,
 }
 

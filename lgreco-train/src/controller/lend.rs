@@ -21,7 +21,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::NoSuchLayer`]; [`Error::InFlight`]
-    /// for a layer that is in another bucket, or twice in this one; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
+    /// for a layer that is in another bucket, or twice in this bucket; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     ///
     /// # Complexity
     /// O(layers). Reuses the memory of a closed bucket if it fits. Otherwise, the call allocates messages and workspaces, with the

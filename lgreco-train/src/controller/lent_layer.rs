@@ -18,7 +18,7 @@ pub(super) struct LentLayer {
     pub state: LayerState,
     pub step: StepPlan,
     pub shards: Arc<[u64]>,
-    /// The window's mean gradient, on the measuring rank; empty on others.
+    /// The window's mean gradient, on the measuring rank; empty on other ranks.
     pub window: Vec<f32>,
     /// Squared norms of the compressor's input and of its error, if relative errors are measured.
     pub norms: [f64; 2],
@@ -100,7 +100,7 @@ impl LentLayer {
         Ok(())
     }
 
-    /// The layer as an exchange needs it: the gradient, and the parts of the state that the exchange changes, are borrowed. A
+    /// The layer as an exchange takes it: with the gradient, and with the parts of the state that the exchange changes. A
     /// `gradient` of `None` means that this rank has failed. `late` is an error of another residual of the bucket.
     pub(super) fn for_exchange<'a>(
         &'a mut self,
@@ -172,8 +172,8 @@ impl LentLayer {
     }
 }
 
-/// Whether an error means that values or sums were too large for their type, on this rank or another. The type is that in which
-/// they are computed or sent. A loss scaler must know about such errors.
+/// Whether an error means that values or sums have overflowed the type in which they are computed or sent, on this rank or another.
+/// A loss scaler must know about such errors.
 pub(super) fn is_too_large(error: &Error) -> bool {
     let code = match error {
         Error::Peer { code, .. } => *code,

@@ -56,8 +56,8 @@ const SAME_BYTES: f64 = 0.1;
 const SAME_SECONDS: f64 = 0.15;
 /// Changes below this fraction of a whole step's exchange are ignored.
 const SAME_STEP: f64 = 0.05;
-/// Two probes show the same link if their seconds per byte differ by less than this factor. A difference also means nothing if, for
-/// the largest step's bytes, it is less than `SAME_STEP` of a step's time.
+/// Two probes show the same link if their seconds per byte differ by less than this factor. A difference is also ignored if, for
+/// the bytes of the largest step, it makes less than `SAME_STEP` of a step's time.
 const SAME_PROBE: f64 = 1.5;
 /// If two probes differ by more than this factor, and steps have changed in the same direction, the link has changed by the probes'
 /// ratio.
@@ -69,8 +69,8 @@ const PATIENCE: u32 = 16;
 const LEVELS: usize = 4;
 
 impl Link {
-    /// Records a typical step since the last decision, or a recent one if the link [may have changed](Link::may_have_changed): its bytes,
-    /// the seconds of sending them, and the `whole` seconds of its exchange.
+    /// Records a typical step since the last decision: its bytes, the seconds of sending them, and the `whole` seconds of its
+    /// exchange. If the link [may have changed](Link::may_have_changed), the step should be a recent one.
     pub(super) fn note(&mut self, bytes: f64, seconds: f64, whole: f64) {
         let differ = self.may_have_changed();
         let tolerance = |other: f64| (SAME_SECONDS * other.max(seconds)).max(SAME_STEP * whole);
@@ -130,7 +130,7 @@ impl Link {
         self.per_byte = Some(self.slope().or(self.per_byte).or(self.latest).unwrap_or_else(alone));
     }
 
-    /// Discards the levels, because they were measured on another link.
+    /// Discards the levels, because the link has changed since they were measured.
     fn begin_anew(&mut self) {
         self.levels.clear();
         (self.probe, self.confirmed, self.idle) = (self.latest, false, 0);
@@ -146,7 +146,7 @@ impl Link {
         }
     }
 
-    /// Whether the newest probe shows a different link from the one on which the levels were measured.
+    /// Whether the newest probe indicates that the link has changed since the levels were measured.
     pub(super) fn may_have_changed(&self) -> bool {
         let Some((before, now)) = self.probe.zip(self.latest) else { return false };
         let matters = (now - before).abs() * self.most > SAME_STEP * self.whole;
@@ -183,7 +183,7 @@ impl Link {
         [per_byte, probe, latest, confirmed, suspected].into_iter().chain(rest).chain(levels)
     }
 
-    /// The model with these numbers; `None` if they are not valid.
+    /// Restores the model from its numbers; `None` if the numbers are not valid.
     pub(super) fn from_numbers(numbers: &[f64]) -> Option<Link> {
         let (&[per_byte, probe, latest, confirmed, suspected, idle, most, whole], rest) =
             numbers.split_first_chunk()?;

@@ -43,8 +43,8 @@ pub struct Loaded {
     pub world_size: u32,
     /// The step at which the plan was saved, and with which the run continues.
     pub step: u64,
-    /// The earliest step at which one of the residuals was saved; at most the step of the plan. Compression errors of the steps
-    /// between these two are not in the residual, and are lost.
+    /// The earliest step at which one of the residuals was saved; at most the step of the plan. The compression errors of the steps
+    /// between saving this residual and saving the plan are lost.
     pub oldest_residual: u64,
 }
 
@@ -52,7 +52,7 @@ impl Controller {
     /// Continues from [saved](Controller::save) states: `plan` is the state of any rank, and `residuals` are states that supply
     /// residuals.
     ///
-    /// The residuals come from the same step as the plan, or from earlier ones. A state is given whole, or in
+    /// The residuals come from the same step as the plan, or from earlier steps. A state is given whole, or in
     /// [parts](Controller::save_part) in any order. `plan` has all parts of one rank; parts of layers that the model lacks may be
     /// missing. `residuals` has parts of layers, from one or more ranks.
     ///
@@ -72,7 +72,7 @@ impl Controller {
     /// to no rank are lost. The window starts anew if the number of workers differs, and on a measuring rank that loads
     /// another rank's state. Measured seconds are kept if the number of workers is the same.
     ///
-    /// Saved settings stay in use until the next decision, even if the configuration has others, except under
+    /// Saved settings stay in use until the next decision, even if the configuration has other settings, except under
     /// [`Policy::Uncompressed`]. A policy that decides once, [`Policy::Uniform`] or [`Policy::Fixed`], decides again at once if it
     /// would choose other settings.
     ///
@@ -90,8 +90,8 @@ impl Controller {
     ///
     /// # Errors
     /// [`CoreError::Checksum`] for damaged states. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::DuplicateName`]
-    /// and the errors of settings, shapes and residuals for bytes that are not a state of version 4 or 6. The same errors for parts
-    /// of several ranks as `plan`, and for a part that is given twice. [`CoreError::SavedState`] for a residual of a later step
+    /// and the errors of settings, shapes and residuals for bytes that are not a state of version 4 or 6. These errors also report
+    /// parts of several ranks in `plan`, and a part that is given twice. [`CoreError::SavedState`] for a residual of a later step
     /// than the plan, or of another number of workers. [`CoreError::Overflow`] of summed residuals; [`CoreError::OutOfMemory`].
     /// After an error, the controller is unchanged.
     ///

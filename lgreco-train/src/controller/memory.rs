@@ -31,7 +31,7 @@ pub struct MemoryUse {
     pub undo: u64,
     /// PowerSGD's factors.
     pub factors: u64,
-    /// Messages of the buckets that are exchanged at the same time, and the scratch memory of one of them.
+    /// Messages of the buckets that are exchanged at the same time, and the scratch memory of one bucket.
     pub exchange: u64,
     /// The window's mean gradient, which the measuring rank holds from the first step of the window to the decision.
     pub window: u64,
@@ -97,8 +97,8 @@ impl MemoryUse {
 }
 
 impl Controller {
-    /// The plans that most steps will use. These are the present plans if some plan compresses its layer, or if the policy never
-    /// compresses. Otherwise, the expected plans have a fixed policy's settings or the search's default settings.
+    /// The plans that most steps will use. The expected plans are the present plans if some plan compresses its layer, or if the
+    /// policy never compresses. Otherwise, the expected plans have a fixed policy's settings or the search's default settings.
     fn expected_plans(&self) -> Result<Vec<LayerPlan>, Error> {
         let Scheduler { config, tensors, .. } = &self.scheduler;
         let decided = self.states.iter().any(|state| state.plan.choice.uncompressed.is_none());

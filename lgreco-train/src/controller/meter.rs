@@ -39,7 +39,7 @@ pub(super) struct Sample {
     pub computing: f64,
 }
 
-/// Slowdown of the slowest rank relative to this one; at least 1.
+/// Slowdown of the slowest rank relative to this rank; at least 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slowest {
     seconds: f64,
@@ -95,7 +95,7 @@ impl Meter {
         self.at = (self.at + 1) % RECENT;
     }
 
-    /// Records the layers' new settings, and discards the steps under the old ones.
+    /// Records the layers' new settings, and discards the steps under the old settings.
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
         self.clear();

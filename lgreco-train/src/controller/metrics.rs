@@ -55,8 +55,8 @@ pub enum Outcome {
     /// exchanges the buckets itself, the gradients of some bucket are NaN.
     PassedThrough,
     /// The exchange of some bucket has failed. The gradients of this bucket are undefined, and the gradients of the other buckets
-    /// are means. This happens only if the trainer exchanges the buckets itself. Usually, the bucket fails on every rank. A bucket
-    /// fails on this rank only in the cases that [`Bucket::next`](super::Bucket::next) names, and if it was
+    /// are means. Only a trainer that exchanges the buckets itself gets this outcome. Usually, the bucket fails on every rank. A
+    /// bucket fails on this rank only in the cases that [`Bucket::next`](super::Bucket::next) names, and if it was
     /// [closed](super::Controller::close) in the middle of its exchange. After a failure on this rank only, the next bucket or
     /// step fails on all ranks. If gradients of another bucket were not finite under [`NonFinite::Skip`](super::NonFinite), no
     /// mean may be applied, and residuals are the same as before the step.
@@ -96,7 +96,7 @@ pub struct Metrics<'a> {
     pub name: &'a str,
     /// The present setting.
     pub setting: Setting,
-    /// Why the layer is uncompressed, if it is.
+    /// Why the layer is uncompressed; `None` if it is compressed.
     pub uncompressed: Option<Uncompressed>,
     /// Number of steps in which the layer was exchanged.
     pub steps: u64,
@@ -111,7 +111,7 @@ pub struct Metrics<'a> {
     /// Seconds of compressing and exchanging the layer's bucket, since the controller was created or loaded. All layers of a
     /// bucket have the same number. `None` without a clock.
     pub bucket_seconds: Option<f64>,
-    /// Number of decisions in which the layer's setting was refused, because error feedback does not work with it.
+    /// Number of decisions in which the layer's setting was refused, because error feedback does not work with the setting.
     pub not_contractive: u64,
 }
 

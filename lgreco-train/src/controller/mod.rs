@@ -47,7 +47,7 @@
 //! | [`LGreco`](Policy::LGreco) | the best plan | from the default settings | every period |
 //! | `LGreco` with Accordion | the best plan | from Accordion's levels | every period |
 //!
-//! Within an error [`Budget`], plans are as small as possible. Within a size budget, they are as exact as possible. A budget is a
+//! Within an error [`Budget`], plans are as small as possible. Within a size budget, plans are as exact as possible. A budget is a
 //! multiple of the error or size of the table's default settings, or a number of bits or seconds.
 //!
 //! With a search over [`Method::Hybrid`](crate::search::Method), L-GreCo also chooses among methods. Policies without a budget
@@ -78,39 +78,39 @@
 //! 1. Each rank sends a message of 32 bytes. With these messages, ranks check that all gradients have the right shapes
 //!    and are finite, and that all ranks have the same step and options. If a check fails, every rank gets an error. If
 //!    options differ, the error names the difference ([`Error::PeerOption`](crate::Error)). Gradients that are not
-//!    finite are an error only under [`NonFinite::Error`]. If the trainer exchanges the buckets itself, a step begins
-//!    with this agreement only when a decision is due, at the first step, and after a state was loaded.
-//! 2. At step `warmup`, and every `period` steps after it, the measuring rank plans. The plan uses the mean of that rank's own
+//!    finite are an error only under [`NonFinite::Error`]. If the trainer exchanges the buckets itself, ranks send these messages
+//!    only at the first step, after a state was loaded, and when a decision is due.
+//! 2. At step `warmup`, and every `period` steps afterwards, the measuring rank plans. The plan uses the mean of that rank's own
 //!    gradients in a window of `window` steps, which ends `lead` steps earlier. The measuring rank broadcasts the plan, and all
 //!    ranks switch before they compress anything in this step.
 //! 3. For each bucket, `p = m + g`, the sum of residual and gradient, is compressed and exchanged ([`exchange`](crate::exchange)).
 //!    With the decoded payload `ĝ` and the gain `a`, the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)). The
 //!    gradient becomes the mean.
 //!
-//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. A local gradient
-//! contains no compression error. It is one worker's sample of the true gradient, and a longer window makes the sample more exact.
+//! Decisions use the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do. This local
+//! gradient is one worker's sample of the true gradient, without compression error. A longer window makes the sample more exact.
 //!
 //! # Around a step
 //! * Add weight decay that is part of the gradient *before* the step, so that it is compressed with the gradient, and
 //!   the residual keeps its compression error. Apply decoupled weight decay after the step.
-//! * Clip by the global norm *after* the step, on the means: they are the same on all ranks. Clip each worker's own gradient before
-//!   the step. Never clip the sum of gradient and residual: that would lose gradient mass.
+//! * Clip by the global norm *after* the step, on the means, which are the same on all ranks. Clip each worker's own gradient
+//!   before the step. Never clip the sum of gradient and residual: that would lose gradient mass.
 //! * Apply momentum and learning rate after the step. Residuals are in units of the gradient, so learning rates may change.
 //! * With gradient accumulation, call the controller only after the last micro-batch.
 //!
 //! # Guarantees
 //! * Every rank has the same means, settings and decisions, bit for bit, after every step. Either all ranks fail at a step, or none
-//!   does. If the measuring rank cannot plan, every rank gets its error.
+//!   does. If the measuring rank cannot plan, every rank gets the error of that rank.
 //! * With error feedback, a gain of 1 and no resets, no gradient mass is lost: within rounding, the sum of the means plus the mean
 //!   residual is the sum of the mean gradients. Switches of settings lose no gradient mass either. After a switch to a setting
 //!   without feedback, the residual is sent with the next gradient. Steps with NaN or infinity ([`NonFinite`]) are left out of
 //!   these sums. With a gain `a` below 1 (ScaleCom's filter, LoCo), a residual is `a` times the values that were not sent. A switch
-//!   to another gain, or to a setting without feedback, treats the residual as if it were all of these values.
+//!   to another gain, or to a setting without feedback, treats the residual as if it were all of the unsent values.
 //! * PowerSGD's `Q` is cut or extended at switches. New columns are drawn from the shared seed.
-//! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows, at the end of a
-//!   bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings are allocated before ranks
-//!   agree to switch. [`MemoryUse::of`] predicts the sum. If a step can be rolled back ([`Config::undo`]), each residual takes
-//!   twice its bytes.
+//! * Memory is allocated at construction, in the first steps under new settings, at decisions and in their windows. Memory is also
+//!   allocated at the end of a bucket in flight with a residual, and when states are saved or loaded. Residuals for new settings
+//!   are allocated before ranks agree to switch. [`MemoryUse::of`] predicts the sum. If a step can be rolled back
+//!   ([`Config::undo`]), each residual takes twice its bytes.
 
 mod accordion;
 mod agreement;

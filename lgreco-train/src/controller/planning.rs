@@ -33,15 +33,16 @@ impl Planning<'_> {
     /// At step `due`, the ranks switch. If the result has not been handed in yet, ranks take the step under their present settings
     /// and ask again at the next step. A caller that wants to avoid this delay waits for the result when
     /// [`is_due`](Planning::is_due) returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs
-    /// the work during its call. If the decision fails, its step fails on every rank. The step may be begun again, and then the
-    /// task can be taken again. A state that is saved before the decision contains the gradients, so a run that loads this state
-    /// makes the same decision.
+    /// the work during its call. If the decision fails, the step of the decision fails on every rank. The step may be begun again,
+    /// and then the task can be taken again. A state that is saved before the decision contains the gradients, so a run that loads
+    /// this state makes the same decision.
     ///
     /// With Accordion, if the learning rate falls at step `due` or later, all layers get low compression instead of the planned
     /// settings.
     ///
     /// If a device [has gradients of the window](super::External::note_observed), the task is available even with a `lead` of 0,
-    /// after the step of the decision has begun. The task needs [`run_with`](PlanTask::run_with), and `control` does not run it.
+    /// after the step of the decision has begun. Such a task needs [`run_with`](PlanTask::run_with), and `control` does not run the
+    /// task.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone_with_lead, step_alone};

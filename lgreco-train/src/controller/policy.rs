@@ -78,7 +78,7 @@ pub enum Budget {
     Seconds(f64),
 }
 
-/// The unit of sizes. Plans minimise the size, or keep it within a size [`Budget`].
+/// The unit of sizes. The size that plans minimise, or keep within a size [`Budget`].
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Objective};
@@ -95,12 +95,12 @@ pub enum Objective {
     Bits,
     /// Seconds, which the controller measures by [`Config::clock`](super::Config::clock). The time for sending comes from the steps
     /// since the last decision. The time for compressing comes from the same steps, and from a short trial of each method. The
-    /// controller uses the times of the slowest rank. A layer is sent uncompressed if compressing it saves no time, and is
-    /// compressed again once it saves time. An uncompressed layer starts to be compressed only if that saves about a tenth of its
-    /// seconds. The controller notices a changed link at the next decision or the one after it.
+    /// controller uses the times of the slowest rank. A layer is sent uncompressed if compression saves no time, and is compressed
+    /// again once compression saves time. An uncompressed layer starts to be compressed only if compression saves about a tenth of
+    /// the layer's seconds. The controller notices a changed link at one of the next two decisions.
     /// [`Decision::timing`](super::Decision) and the decision as text report the measurements.
     ///
-    /// To separate the time per byte from the constant time, the controller compares steps of different sizes: the uncompressed
+    /// The controller separates the time per byte from the constant time by steps of different sizes. These are the uncompressed
     /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic overlaps
     /// with the backward pass. The second decision knows this overlap. In the last step of a decision's window, ranks time an
     /// all-gather twice, to notice a changed link. This probe gathers 1 MiB in total, or the model's size if that is less. From the

@@ -209,7 +209,7 @@ mod tests {
             let (found, _) = probed(2, [10.0; 2], |turn, rank| if (turn, rank) == (0, 1) { jump } else { 0.04 });
             assert!(found.iter().zip(&right).all(|(found, right)| (found - right).abs() < 1e-6), "{jump}: {found:?}");
         }
-        // No turn of rank 1 has a plausible time, so its result is not finite, and the link ignores it.
+        // No turn of rank 1 has a plausible time, so the result is not finite, and the link ignores this probe.
         let (found, _) = probed(1, [0.0, 10.0], |_, rank| if rank == 1 { -3600.0 } else { 0.04 });
         assert!(found[0].is_finite() && !found[1].is_finite(), "{found:?}");
     }

@@ -7,8 +7,8 @@ use crate::{CoreError, Error};
 /// Every decision brings this value geometrically closer to the configured default. Budgets that are computed from the default
 /// change with the default. Budgets in bits or seconds do not change, so the controller refuses a ramp-up under these budgets.
 ///
-/// A byte that is sent in an early step improves training more than a byte in a late step. An experiment compared a constant size
-/// with a size that falls from twice to half of it, at the same total number of bytes. Compression raised the loss of a
+/// A byte that is sent in an early step improves training more than a byte in a late step. At the same total number of bytes, an
+/// experiment compared a constant size with a size that falls from twice the constant to half. Compression raised the loss of a
 /// transformer. With the falling size, the increase of the loss was a quarter smaller under TopK, and a sixth smaller under
 /// PowerSGD (docs/src/experiments/error-feedback.md).
 ///

@@ -25,8 +25,8 @@ pub enum Contents {
     /// Everything: a run continues bit for bit.
     #[default]
     Everything,
-    /// Everything except the window's mean gradient. After loading, the window of the next decision begins anew. The decision is made at
-    /// its scheduled step if the window then has at least one gradient.
+    /// Everything except the window's mean gradient. After loading, the window of the next decision begins anew. The decision is
+    /// made at its scheduled step if the new window has at least one gradient by then.
     WithoutWindow,
 }
 

@@ -57,7 +57,7 @@ pub(super) struct Scheduler {
 
 /// Whether the caller has given a fixed policy other settings. A rank that was given no settings does not expect an agreement about
 /// settings. So a rank with new settings first reports them in the messages of a step's buckets. If the step begins with an
-/// agreement anyway, the rank reports them there.
+/// agreement anyway, the agreement compares the new settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Given {
     Nothing,

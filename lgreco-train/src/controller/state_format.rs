@@ -1,7 +1,7 @@
 //! The format of a saved controller, and how it is read.
 //!
-//! All fields are little-endian. Numbers are u64 or f64. A list is preceded by its length only if earlier fields do not imply it.
-//! Lists are padded with zeros to a multiple of 8 bytes.
+//! All fields are little-endian. Numbers are u64 or f64. A list is preceded by its length only if earlier fields do not imply the
+//! length. Lists are padded with zeros to a multiple of 8 bytes.
 //!
 //! | field | |
 //! |---|---|

@@ -31,7 +31,7 @@ const NAMES: usize = 3;
 pub struct Summary<'a>(&'a Controller);
 
 impl<'a> Summary<'a> {
-    /// The summary of a controller. Writing it takes O(n log n) in the layers.
+    /// The summary of a controller. Writing the summary takes O(n log n) in the number of layers.
     pub fn of(controller: &'a Controller) -> Self {
         Summary(controller)
     }

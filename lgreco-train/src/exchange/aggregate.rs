@@ -32,9 +32,9 @@ pub fn workspace_len<'a>(
     Ok(layout.words().saturating_add(layout.scratch_words()))
 }
 
-/// Averages a bucket of layers over the workers with blocking collectives. It runs a [`Flight`], and calls
-/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD always makes one power iteration
-/// per call. PowerSGD's accuracy depends on the warm start from [`Layer::factor`]. All-reduces sum f32 values.
+/// Averages a bucket of layers over the workers with blocking collectives. This function runs a [`Flight`], and calls
+/// [`Request::perform`](super::Request::perform) for each request of the flight. PowerSGD always makes one power iteration per
+/// call. PowerSGD's accuracy depends on the warm start from [`Layer::factor`]. All-reduces sum f32 values.
 ///
 /// Every call begins with an all-gather of 24 bytes per rank, which checks that all ranks have the same layers and settings.
 ///

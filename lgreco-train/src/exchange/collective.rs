@@ -101,8 +101,8 @@ pub trait Collective {
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Fills `buffer` with every worker's bytes, in rank order. The buffer has equal parts, one per worker. This
-    /// worker's part already contains its bytes.
+    /// Fills `buffer` with every worker's bytes, in rank order. The buffer has equal parts, one per worker. The part of this
+    /// worker already contains the bytes to send.
     ///
     /// # Errors
     /// Errors of the caller's network.
@@ -121,8 +121,8 @@ pub trait Collective {
     /// Errors of the caller's network.
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Exchanges bytes with each worker `i`, in ascending order: sends it the next `send_lens[i]` bytes of `send`, and
-    /// receives the next `received_lens[i]` bytes of `received` from it. The routes
+    /// Exchanges bytes with each worker `i`, in ascending order: sends the next `send_lens[i]` bytes of `send` to worker `i`,
+    /// and receives the next `received_lens[i]` bytes of `received` from it. The routes
     /// [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and [`Sharded`](crate::exchange::Route::Sharded) need this
     /// method. Training on [two levels](crate::controller::two_level) also needs this method if gradients are sent as bf16
     /// inside nodes.

@@ -57,7 +57,7 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether this rank has failed after its last message.
     untold: bool,
-    /// Whether all ranks have found, from their first messages, that they exchange the same layers and that none has failed.
+    /// Whether the first messages have shown that all ranks exchange the same layers and that no rank has failed.
     met: bool,
     /// Number of layers that were summed in place so far.
     summed: usize,
@@ -72,14 +72,14 @@ impl Flight {
     /// does not matter. The buffers belong to the flight until it ends.
     ///
     /// An error of this rank's part, such as a gradient that is not finite, is not returned here, because the other ranks wait for
-    /// this rank's messages. The messages report the error to all ranks, and [`next`](Flight::next) fails on all of them. A rank
+    /// this rank's messages. The messages report the error to all ranks, and [`next`](Flight::next) fails on all ranks. A rank
     /// that has failed before passes its error as `failure`, and compresses nothing.
     ///
     /// # Errors
     /// Errors that no message can report, on this rank only: [`CoreError::Parameter`](crate::CoreError::Parameter) if the moment's
     /// rank is not below its number of workers; [`CoreError::Length`](crate::CoreError::Length) for a workspace that is too short
-    /// for the first message. With [`Agreement::Reached`], also errors about anything that is not as agreed: a workspace that is
-    /// too short, buffers of other lengths than the layer's, a setting that does not fit its shape.
+    /// for the first message. With [`Agreement::Reached`], also errors about layers that differ from the agreement: a workspace
+    /// that is too short, buffers of other lengths than the layer's, a setting that does not fit its shape.
     ///
     /// # Complexity
     /// Encodes every layer once.
@@ -143,7 +143,7 @@ impl Flight {
     }
 
     /// Computes until the next collective, and returns its request. The previous collective must be complete. `None` means that
-    /// the means are ready, or that their computation is enqueued. `space` must be the one given to [`begin`](Flight::begin).
+    /// the means are ready, or that their computation is enqueued. `space` must be the space that [`begin`](Flight::begin) got.
     /// Between the calls, only the collective may use the memory of the request.
     ///
     /// # Errors
@@ -151,12 +151,12 @@ impl Flight {
     /// exceptions: a network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the
     /// same error. After an error, means and contributions are undefined, and factors are unchanged.
     ///
-    /// A rank returns its own error if it has one: [`Error::NonFiniteGradient`], [`CoreError::Length`](crate::CoreError::Length),
-    /// and [`Error::OfLayer`]. [`Error::OfLayer`] contains the error of a compressor, or of a sum over the workers that exceeds
-    /// f32, or of a mean that exceeds its element type. A rank without an error returns the error of another rank: [`Error::Peer`]
-    /// with the first rank that failed by itself and its code; [`Error::PeerPlan`] with a rank that has other layers, settings,
-    /// seed, step or factors; [`Error::PeerMessage`] with a rank whose payloads cannot be decoded. A [`Space`] that only enqueues
-    /// ops, for instance on a GPU, returns errors later.
+    /// A rank with an error of its own returns this error: [`Error::NonFiniteGradient`],
+    /// [`CoreError::Length`](crate::CoreError::Length), and [`Error::OfLayer`]. [`Error::OfLayer`] contains the error of a
+    /// compressor, or of a sum over the workers that exceeds f32, or of a mean that exceeds its element type. A rank without an
+    /// error returns the error of another rank: [`Error::Peer`] with the first rank that failed by itself and its code;
+    /// [`Error::PeerPlan`] with a rank that has other layers, settings, seed, step or factors; [`Error::PeerMessage`] with a rank
+    /// whose payloads cannot be decoded. A [`Space`] that only enqueues ops, for instance on a GPU, returns errors later.
     ///
     /// # Complexity
     /// All calls together decode each layer once per worker, or about twice in total with [`Route::ScatterReduce`].

@@ -13,7 +13,7 @@ use core::ops::Range;
 use lgreco::compress::payload::{Combine, combine};
 use lgreco::error::expect_len;
 
-/// Where a layer's compression error goes: its values minus this worker's decoded payload.
+/// Where a layer's compression error goes: the layer's values minus this worker's decoded payload.
 ///
 /// ```
 /// use lgreco_train::exchange::Rest;
@@ -73,7 +73,7 @@ pub struct Layer<'a> {
     /// earlier call on this bucket has found.
     pub late: Option<Error>,
     /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column. The averaged `Q` of this
-    /// step replaces it. Columns of zeros, as at the first step, are replaced by random columns. Empty for other settings.
+    /// step replaces the old `Q`. Columns of zeros, as at the first step, are replaced by random columns. Empty for other settings.
     pub factor: &'a mut [f32],
 }
 

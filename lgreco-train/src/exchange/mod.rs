@@ -6,9 +6,9 @@
 //! during the backward pass, by blocking or non-blocking calls. [`aggregate`] performs all collectives of a bucket over a
 //! [`Collective`].
 //!
-//! A [`Program`] describes the exchange of one bucket. The flight executes it as a list of [ops](Op), which compute, and of
-//! collectives, which send [parts](Part). A [`Space`] is the memory of one bucket on one rank, and executes the ops there. [`Host`]
-//! is a [`Space`] in host memory. [`Program::rounds`] gives the sizes of all parts before anything is sent.
+//! A [`Program`] describes the exchange of one bucket. The flight executes the program as a list of [ops](Op), which compute, and
+//! of collectives, which send [parts](Part). A [`Space`] is the memory of one bucket on one rank, and executes the ops there.
+//! [`Host`] is a [`Space`] in host memory. [`Program::rounds`] gives the sizes of all parts before anything is sent.
 //!
 //! | setting ([`Aggregation`]) | collectives | what a worker contributes |
 //! |---|---|---|
@@ -29,9 +29,9 @@
 //! 16 bytes. An all-reduce has one additional f32, or three additional bf16, for each rank's record. In the place of this record,
 //! all other ranks have zeros. The record has the rank's error code and a fingerprint of its layers, settings, seed, step and
 //! warm-start factors. So all ranks can name a rank that fails or disagrees, at the same point of the sequence, and no rank waits
-//! for such a rank. An additional all-gather of 24 bytes per rank comes first in two cases: before ranks have [agreed](Agreement)
-//! on layers and settings, and if the lengths of messages depend on values. A message is accepted only up to the largest length
-//! that its payloads may have together. A payload is accepted only if it has the length that its header states.
+//! for such a rank. Until ranks have [agreed](Agreement) on layers and settings, an additional all-gather of 24 bytes per rank
+//! comes first. This all-gather also comes first if the lengths of messages depend on values. A message is accepted only up to the
+//! largest length that its payloads may have together. A payload is accepted only if it has the length that its header states.
 //!
 //! # Sums
 //! Dense values, PowerSGD's factors and values at shared positions are summed on the wire as f32, or as bf16 in half

@@ -71,7 +71,7 @@ pub enum Op {
     Project,
     /// Encodes payloads for all ranks into this rank's message.
     Encode,
-    /// Encodes each piece of a layer into the message for the rank that averages it. A rank does not encode its own pieces.
+    /// Encodes each piece of a layer into the message for the rank that averages the piece. A rank does not encode its own pieces.
     EncodePieces,
     /// CLT-k: writes this rank's values at the leader's positions to the sums.
     Pick,

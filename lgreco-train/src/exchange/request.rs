@@ -27,7 +27,7 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
         /// The number of values or bytes is the same on every rank.
         values: H,
     },
-    /// Fill `buffer` with every rank's bytes, in rank order. This rank's part already contains its bytes.
+    /// Fill `buffer` with every rank's bytes, in rank order. The part of this rank already contains the bytes to send.
     AllGather {
         /// Equal parts, one per rank.
         buffer: B,

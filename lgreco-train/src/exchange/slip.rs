@@ -120,7 +120,7 @@ impl Slip {
 ///
 /// # Errors
 /// Either all ranks fail, or no rank fails. Either all ranks fail because of gradients that are not finite, or no rank fails for
-/// this reason. A rank that has failed gets its own error, unless another rank has a more serious one. Other ranks get
+/// this reason. A rank that has failed gets its own error, unless another rank has a more serious error. Other ranks get
 /// [`Error::Peer`] with the first rank that failed by itself. [`Error::PeerPlan`] has the first rank whose fingerprint differs
 /// from that of rank 0.
 pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {

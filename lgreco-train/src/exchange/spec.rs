@@ -65,7 +65,7 @@ impl Spec<'_> {
         is_gathered(self.setting.traits().aggregation, route)
     }
 
-    /// `Err` unless each rank has a shard of the layer with [`Route::Sharded`], and no rank has one with other routes.
+    /// `Err` unless each rank has a shard of the layer with [`Route::Sharded`], and no rank has a shard with other routes.
     pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
         if route != Route::Sharded {
             return Ok(expect_len("ends of shards", 0, self.shards.len())?);

@@ -96,7 +96,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         dispatch_with!((elements, self.words.as_ref(), storage), squared_norm)
     }
 
-    /// Writes the residual to `values`, row-major, to inspect it or to give it to another worker.
+    /// Writes the residual to `values`, row-major, for inspection or for another worker.
     ///
     /// # Errors
     /// [`CoreError::Length`] when `values` does not have one f32 per element.

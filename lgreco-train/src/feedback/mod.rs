@@ -23,8 +23,7 @@
 //! * For any `a`, the mean of the decoded payloads tends to the mean gradient as long as the residual stays bounded:
 //!   `a Σ (g − ĝ)`, summed over all steps, is the change of the residual. A reset discards the residual's gradient
 //!   mass. With `a` < 1, a sent coordinate is *not* cleared: it keeps `(1 − a) m`.
-//! * The residual stays bounded if the compressor is a contraction. [`contraction`] and [`require_contraction`] check whether it
-//!   is.
+//! * The residual stays bounded if the compressor is a contraction, which [`contraction`] and [`require_contraction`] check.
 //! * After any error, the memory is unchanged: for instance after non-finite gradients, overflow, or short buffers.
 //! * No call except [`Memory::owned`] allocates.
 //!

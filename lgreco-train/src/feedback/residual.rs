@@ -13,8 +13,8 @@ use crate::{CoreError, Error};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
-    /// The gain `a` of `m + a (g − ĝ)`, in (0, 1]. It is 1 for classic error feedback, beta for ScaleCom, and 1 − beta
-    /// for LoCo.
+    /// The gain `a` of `m + a (g − ĝ)`, in (0, 1]. The gain is 1 for classic error feedback, beta for ScaleCom, and 1 −
+    /// beta for LoCo.
     pub gain: f32,
     /// Number of steps after which the memory is set to zeros; 0 for never.
     pub reset_every: u32,

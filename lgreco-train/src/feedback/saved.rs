@@ -133,7 +133,8 @@ impl<'a> SavedState<'a> {
         self.residual
     }
 
-    /// The shape of the memory's layer. The caller must compare it with the layer for which the memory is restored.
+    /// The shape of the memory's layer. The caller must compare this shape with that of the layer for which the memory
+    /// is restored.
     pub const fn shape(&self) -> Shape {
         self.shape
     }

@@ -38,9 +38,9 @@ pub fn suits(setting: &Setting, shape: Shape) -> Result<(), Error> {
     require_contraction(setting.heavy_tailed_error(shape.elements())?)
 }
 
-/// `Err` unless `setting` is a contraction on `gradient`, or error feedback needs no contraction under it. This function calls
-/// [`contraction`] and [`require_contraction`], and needs [`contraction_workspace_len`](super::contraction_workspace_len) words of
-/// workspace.
+/// `Err` unless `setting` is a contraction on `gradient`, or error feedback needs no contraction under `setting`. This function
+/// calls [`contraction`] and [`require_contraction`], and needs [`contraction_workspace_len`](super::contraction_workspace_len)
+/// words of workspace.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};

@@ -10,9 +10,9 @@
 //! v = μ v + mean Δ̂      θ = θ − η (mean Δ̂ + μ v)
 //! ```
 //!
-//! Without compression, this is "DiLoCo" (Douillard et al., 2023). With decay, TopK and values in few bits, and without momentum,
-//! it is "SparseLoCo" (Sarfi et al., 2025). Layers can be averaged in turn, in fragments, so that fewer bytes are sent at a time
-//! ("Streaming DiLoCo", Douillard et al., 2025). Inner optimisers keep their state.
+//! Outer steps without compression are "DiLoCo" (Douillard et al., 2023). Outer steps with decay, TopK and values in few bits, and
+//! without momentum, are "SparseLoCo" (Sarfi et al., 2025). Layers can be averaged in turn, in fragments, so that fewer bytes are
+//! sent at a time ("Streaming DiLoCo", Douillard et al., 2025). Inner optimisers keep their state.
 //!
 //! Residuals can be set to zero where the mean moves parameters: `e = 0` where `mean Δ̂ ≠ 0`. Workers with the same objective
 //! compute similar changes. A change that other workers have already made need not be repeated. "Deep gradient compression" (Lin et
@@ -92,7 +92,7 @@ impl Outer {
         ]
     }
 
-    /// Whether it is fragment `index`'s turn after `steps` inner steps.
+    /// Whether fragment `index` is averaged after `steps` inner steps.
     fn is_turn(&self, index: usize, steps: u64) -> bool {
         let (every, delay) = (u128::from(self.every), index as u128 * u128::from(self.every) / self.fragments as u128);
         (u128::from(steps) + delay).is_multiple_of(every)
@@ -167,7 +167,8 @@ impl OuterStep {
     /// share of such a budget in proportion to its elements.
     ///
     /// # Errors
-    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
+    /// If one rank fails, all ranks fail. The rank at fault returns the error itself, and the other ranks return [`Error::Peer`]
+    /// with the error's code.
     ///
     /// [`CoreError::Parameter`] for a value of `outer` that is not allowed, and for tensors that are not f32.
     /// [`CoreError::TooManyElements`] if the joined layers have 2^32 elements or more. [`CoreError::Length`] and
@@ -197,14 +198,15 @@ impl OuterStep {
         Ok(OuterStep { outer, steps: 0, fragments })
     }
 
-    /// Takes an outer step of one fragment, if an outer step is due after this inner step, and returns its report; otherwise
+    /// Takes an outer step of one fragment, if an outer step is due after this inner step. Returns the report of the outer step, or
     /// `None`. Call this after every inner step, on all ranks. If parameters are not finite, and the configuration does not treat
     /// this as an error, the report's outcome shows it, and the parameters stay unchanged. If no outer step is due, `parameters`
     /// are not used.
     ///
     /// # Errors
-    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
-    /// On failure, parameters and residuals are unchanged, the inner step counts, and the fragment waits for its next turn.
+    /// If one rank fails, all ranks fail. The rank at fault returns the error itself, and the other ranks return [`Error::Peer`]
+    /// with the error's code. On failure, parameters and residuals are unchanged, the inner step counts, and the fragment waits for
+    /// its next turn.
     ///
     /// [`CoreError::Length`] and [`Error::LayerMismatch`] for parameters of other lengths than before; [`Error::PeerOption`] when
     /// ranks have taken different numbers of inner steps, or have loaded states that differ; [`Error::NoMessage`]; the errors of [`Controller::step`],

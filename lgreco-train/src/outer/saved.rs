@@ -45,11 +45,11 @@ impl OuterStep {
     /// step. When the state was saved, inner steps may already have changed the model. So a rank that resumes its own state
     /// restores its model separately, after this call.
     ///
-    /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in it,
-    /// and every rank loads. `state` and `residuals` are as in
-    /// [`Controller::load`](crate::controller::Controller::load). A rank that stays passes its own state both as
-    /// `state` and in `residuals`. To keep the residuals of a rank that has left, a rank that stays also passes that
-    /// rank's state in `residuals`. A rank that joins passes any rank's state and no residuals.
+    /// Workers may leave or join between outer steps. The caller forms a new group and creates a new `OuterStep` in this group,
+    /// and every rank calls `load`. `state` and `residuals` are as in [`Controller::load`](crate::controller::Controller::load).
+    /// A rank that stays passes its own state both as `state` and in `residuals`. To keep the residuals of a rank that has left,
+    /// a rank that stays also passes that rank's state in `residuals`. A rank that joins passes any rank's state and no
+    /// residuals.
     ///
     /// All ranks load states of the same step of the same run. Otherwise, the next outer step fails on every rank with
     /// [`Error::PeerOption`].

@@ -149,8 +149,8 @@ fn no_memory_for_a_decision_is_told_to_all() {
     assert_eq!(results[0], [Ok(false), Ok(false), told, told, Ok(true), Ok(false)]);
 }
 
-/// One rank has no memory to compress gradients. All ranks get an error in the same step, and the next step succeeds. After the
-/// failure, calls of `next` use the memory of `submit`.
+/// One rank has no memory to compress gradients. All ranks get an error in the same step, and the next step succeeds. Memory is
+/// refused only in `submit`, because `next` uses the memory of `submit`.
 #[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_bucket_is_told_to_all() {

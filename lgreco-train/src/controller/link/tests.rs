@@ -1,6 +1,6 @@
 use super::*;
 
-/// A link that has recorded `steps`, pairs of bytes and seconds. The seconds are those of the whole exchange.
+/// A link that has recorded `steps`, pairs of bytes and seconds. The seconds are for the whole exchange.
 fn after(steps: &[(f64, f64)]) -> Link {
     let mut link = Link::default();
     steps.iter().for_each(|&(bytes, seconds)| link.note(bytes, seconds, seconds));

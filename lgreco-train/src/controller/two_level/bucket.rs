@@ -77,7 +77,7 @@ impl Bucket {
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their groups and sizes. If the exchange fails,
-    /// there are fewer collectives between nodes, and an additional one that reports which rank has failed. In that case, only
+    /// there are fewer collectives between nodes, and an additional one that reports which rank has failed. After a failure, only
     /// [`is_last`](Bucket::is_last) shows which collective is the last.
     ///
     /// # Errors
@@ -128,8 +128,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// Takes the gradients of this step, one per layer. If a gradient is invalid, this rank's messages report that to all ranks,
-    /// and [`next`](Bucket::next) fails on all of them.
+    /// Takes the gradients of this step, one per layer. If a gradient is invalid, this rank's messages report the error to all
+    /// ranks, and [`next`](Bucket::next) fails on all ranks.
     ///
     /// # Errors
     /// [`Error::StepOrder`] when the bucket has gradients already.
@@ -170,8 +170,8 @@ impl Bucket {
     }
 
     /// Computes until the next collective, and returns its request and its group. The previous collective must be complete. `None`
-    /// means that the gradients have become means, and that residuals are updated. `gradients` must be the ones given to
-    /// [`submit`](Bucket::submit).
+    /// means that the gradients have become means, and that residuals are updated. `gradients` must be the gradients that
+    /// [`submit`](Bucket::submit) got.
     ///
     /// All ranks of a group must start the collectives of different buckets in the same order. Peers ask for the same number of
     /// collectives. The ranks of a node may ask for different numbers of collectives before the bucket's last collective. With
@@ -188,8 +188,8 @@ impl Bucket {
     /// `undo`, some shards may have the residuals from after the step. [`Error::StepOrder`] before [`submit`](Bucket::submit), or
     /// after an error.
     ///
-    /// On this rank alone: [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the ones that were
-    /// submitted; [`CoreError::OutOfMemory`] when there is no memory for the last collective, unless the step is
+    /// On this rank alone: [`Error::LayerMismatch`] and [`CoreError::Length`] when `gradients` are not the submitted gradients;
+    /// [`CoreError::OutOfMemory`] when there is no memory for the last collective, unless the step is
     /// [blocking](super::TwoLevel::step). After these errors, the bucket is unchanged, and the call may be repeated.
     ///
     /// # Complexity

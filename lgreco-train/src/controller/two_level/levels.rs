@@ -86,7 +86,7 @@ impl Levels {
         }
     }
 
-    /// The layers, as they were given.
+    /// The layers that the caller has given.
     pub fn tensors(&self) -> &[Tensor] {
         match self {
             Levels::One(controller) => controller.tensors(),

@@ -29,7 +29,7 @@ pub(super) struct Fault {
     pub code: u64,
     /// The rank that found the error, by its number among all ranks.
     pub rank: u32,
-    /// Whether that rank failed after its last message to its peers, so that other nodes have their means.
+    /// Whether rank `rank` failed after its last message to its peers, so that other nodes have their means.
     pub alone: bool,
 }
 

@@ -3,7 +3,7 @@
 //! The ranks of a node sum a bucket's gradients, and each rank gets the sums of its shard. Each rank exchanges its shard,
 //! compressed, with its *peers*: the ranks with the same local rank on the other nodes. An all-gather inside the node completes the
 //! means. So each byte of a payload crosses a node's link `nodes − 1` times, for any number of ranks per node. In an exchange
-//! between all ranks, each rank of the node would send its own payload over the link `(nodes − 1) · per_node` times.
+//! between all ranks, each rank of a node would send its own payload over the node's link `(nodes − 1) · per_node` times.
 //!
 //! A [`TwoLevel`] has a [`Controller`] for the exchange with the peers, and adds the messages inside the node. The controller's
 //! layers are this rank's shards. [`TwoLevel::controller`] returns this controller, which has the plans, metrics and residuals of
@@ -124,7 +124,7 @@ pub struct TwoLevel {
     topology: Topology,
     /// The whole layers.
     layers: Arc<[Tensor]>,
-    /// The configuration as it was given.
+    /// The configuration that the caller has given.
     config: Config,
     /// Checksum of configuration, layers and topology.
     identity: u64,
@@ -222,7 +222,7 @@ impl TwoLevel {
         self.topology
     }
 
-    /// The layers, as they were given.
+    /// The layers that the caller has given.
     pub fn tensors(&self) -> &[Tensor] {
         &self.layers
     }

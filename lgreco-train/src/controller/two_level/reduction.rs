@@ -232,8 +232,7 @@ pub(super) fn words(lens: &[u64]) -> usize {
     lens.iter().sum::<u64>() as usize / 8
 }
 
-/// Writes a local rank's shards, multiplied by `share`, to the beginning of `values`. Then shortens `values` to the
-/// part after them.
+/// Writes a local rank's shards, multiplied by `share`, to the beginning of `values`, and shortens `values` to the rest.
 fn put<T: Element>(
     layers: &[Layer],
     gradients: &[ValuesMut<'_>],

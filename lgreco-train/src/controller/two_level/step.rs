@@ -153,7 +153,8 @@ impl TwoLevel {
     /// Allocates only at the first step and at decisions, apart from lists of a bucket's layers.
     ///
     /// # Errors
-    /// If one rank fails, all ranks fail. That rank returns the error itself, and the others return [`Error::Peer`] with its code.
+    /// If one rank fails, all ranks fail. The rank at fault returns the error itself, and the other ranks return [`Error::Peer`]
+    /// with the error's code.
     ///
     /// These errors come before anything has changed, so the step may be repeated: [`CoreError::Length`] and
     /// [`Error::LayerMismatch`] when gradients do not fit the layers; [`CoreError::OutOfMemory`]; the errors of

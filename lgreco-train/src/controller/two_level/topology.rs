@@ -23,7 +23,8 @@ pub enum Group {
 pub struct Topology {
     /// Number of nodes, at least 1.
     pub nodes: u32,
-    /// The number of this rank's node, below `nodes`. It is also this rank's number among its peers.
+    /// The number of this rank's node, below `nodes`. The number of the node is also this rank's number among its
+    /// peers.
     pub node: u32,
     /// Ranks per node, at least 1, the same on all nodes.
     pub per_node: u32,

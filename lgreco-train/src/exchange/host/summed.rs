@@ -20,7 +20,7 @@ pub(super) fn halves(values: &mut [f32]) -> &mut [Bf16] {
     bytemuck::cast_slice_mut(values)
 }
 
-/// Rounds the values at `from` into the memory before them, from bf16 `to` on.
+/// Rounds the values at `from` to bf16, and moves them towards the beginning of the memory, to bf16 index `to`.
 #[inline(always)]
 fn narrow((memory, from, mut to): (&mut [f32], Range<usize>, usize)) {
     let mut block = [Bf16(0); BLOCK];
