@@ -43,7 +43,7 @@ pub enum Error {
         Number(.relative)
     )]
     NotContractive {
-        /// Squared error divided by squared norm.
+        /// The compressor's squared error divided by the gradient's squared norm.
         relative: f64,
     },
     /// A feedback rule that does not work with this setting.

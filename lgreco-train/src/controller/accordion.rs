@@ -20,7 +20,7 @@
 pub struct Accordion {
     /// The parameter of critical layers: many bits, a high density or rank.
     pub low: f64,
-    /// The parameter of all other layers; smaller than `low`.
+    /// The parameter of layers that are not critical; smaller than `low`.
     pub high: f64,
     /// Smallest relative change of the norm that makes a layer critical.
     pub eta: f64,

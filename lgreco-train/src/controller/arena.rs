@@ -15,7 +15,7 @@ pub(super) struct Needs {
     pub offered: usize,
     /// Number of f32 values for compression errors, while means replace the gradients.
     pub rest: usize,
-    /// Number of words that keep their contents between calls.
+    /// Number of words of memory that keeps its contents between calls.
     pub workspace: usize,
     /// Scratch words of a call that compresses.
     pub compressing: usize,
@@ -58,7 +58,7 @@ impl Needs {
         (self.workspace as u64).saturating_mul(8).saturating_add(4 * self.offered as u64)
     }
 
-    /// Scratch bytes of the call that needs the most.
+    /// Scratch bytes of the call that needs the most scratch memory.
     pub(super) fn passing(&self) -> u64 {
         // An outside method may state any workspace length, so the sum saturates.
         let words = self.compressing.max(self.averaging.saturating_add(self.rest.div_ceil(2)));

@@ -16,8 +16,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 impl Controller {
-    /// Begins a step. All ranks must call this with the same `learning_rate`, which only Accordion uses. Then perform the [control
-    /// requests](Controller::control) if there are any, exchange the [buckets](Controller::open) in any order, and call
+    /// Begins a step. All ranks must call this method with the same `learning_rate`, which only Accordion uses. Then perform the
+    /// [control requests](Controller::control) if there are any, exchange the [buckets](Controller::open) in any order, and call
     /// [`finish_step`](Controller::finish_step). This call never waits.
     ///
     /// [`Controller::step`] does all of this with blocking collectives. [`Controller::step`] also checks all gradients before it

@@ -48,8 +48,8 @@ impl External<'_> {
     }
 
     /// Adds this rank's own, uncompressed gradient of layer `layer` to the window's mean. Call this method once per layer and step.
-    /// Does nothing in steps that need no gradient ([`watches`](External::watches)). A layer that is not observed in a step keeps
-    /// its mean.
+    /// This method does nothing in steps that need no gradient ([`watches`](External::watches)). A layer that is not observed in a
+    /// step keeps its mean.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone;
@@ -87,7 +87,7 @@ impl External<'_> {
     }
 
     /// Records that a device has added this rank's own, uncompressed gradient of layer `layer` to the device's mean of the window.
-    /// [`observe`](External::observe) does the same on the host. Does nothing in steps that need no gradient
+    /// [`observe`](External::observe) does the same on the host. This method does nothing in steps that need no gradient
     /// ([`watches`](External::watches)). The next plan task then needs [`PlanTask::run_with`](super::PlanTask::run_with), which has
     /// an example. No decision is made until the task's result is handed in. The task can be taken even if the
     /// [lead](super::Schedule::lead) is 0. Gradients of that layer that `observe` gets in other steps of the window are ignored.
@@ -118,7 +118,7 @@ impl External<'_> {
     ///
     /// Call this method before a state is saved, or if the device can no longer measure the mean, but not while buckets are
     /// exchanged. Afterwards, the controller has the mean until the device gets another gradient of the layer. A task that was
-    /// taken before does not use this mean. Does nothing on ranks other than the measuring rank.
+    /// taken before does not use this mean. This method does nothing on ranks other than the measuring rank.
     ///
     /// ```
     /// # use lgreco_testing::controller::alone_with_lead;

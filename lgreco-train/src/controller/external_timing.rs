@@ -20,8 +20,8 @@ use alloc::vec::Vec;
 use core::mem::take;
 
 impl External<'_> {
-    /// Sets whether the caller measures the seconds from the next step on. All ranks must call this between the same two steps.
-    /// This method has an effect only under [`Objective::MeasuredSeconds`](super::Objective).
+    /// Sets whether the caller measures the seconds from the next step on. All ranks must call this method between the same two
+    /// steps. This method has an effect only under [`Objective::MeasuredSeconds`](super::Objective).
     ///
     /// ```
     /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};

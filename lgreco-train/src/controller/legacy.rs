@@ -26,7 +26,7 @@ use lgreco::error::expect_len;
 pub struct Legacy {
     /// Ascending bounds between classes: a layer with at least as many elements as a bound belongs to a later class.
     pub sizes: Vec<u64>,
-    /// One row per phase, at least one, with a parameter per class. There is one more class than there are bounds.
+    /// One row per phase, at least one, with a parameter per class. The number of classes is one more than the number of bounds.
     pub levels: Vec<Vec<f64>>,
     /// Number of training steps, at least 1, divided equally among the phases. The last phase continues after these steps.
     pub steps: u64,

@@ -34,8 +34,8 @@ pub struct Loaded {
     pub missing: Vec<String>,
     /// Layers that the model lacks. The state of such layers is ignored, and their residuals are lost.
     pub extra: Vec<String>,
-    /// Layers whose shape or element type differs from the state. The model's layer is treated like a missing one, and the saved
-    /// layer like an extra one.
+    /// Layers whose shape or element type differs from the state. The model's layer is treated as missing in the state, and the
+    /// saved layer as missing in the model.
     pub misshaped: Vec<String>,
     /// The rank that saved the plan.
     pub rank: u32,

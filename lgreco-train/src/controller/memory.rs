@@ -138,7 +138,7 @@ impl Controller {
         ranges.try_fold(Needs::default(), |most, range| Ok(most.max(self.needs_of(&plans[range.clone()])?)))
     }
 
-    /// Memory of a bucket of layers with these plans. Each layer has the residual of its setting.
+    /// Memory of a bucket of layers with these plans. Each layer is assumed to have a residual if its setting has error feedback.
     fn needs_of(&self, plans: &[LayerPlan]) -> Result<Needs, Error> {
         let specs = plans.iter().map(|plan| plan.spec(&self.scheduler.tensors[plan.index].shards));
         Needs::of(specs, plans.iter().map(|plan| plan.in_step(plan.residual, false, false)), &self.moment())

@@ -68,11 +68,11 @@
 //! a loss scaler skips.
 //!
 //! # Planning while training goes on
-//! At a decision, one rank measures and plans. By default, that rank does this work during a call of
-//! [`control`](Controller::control), which then takes seconds for large models. With a [`Schedule::lead`] of at least one step,
-//! [`take_task`](Planning::take_task) returns the work beforehand, as a task that any thread can run.
-//! [`hand_in`](Planning::hand_in) takes the result. All ranks switch at the scheduled step. If the result has not been handed in by
-//! then, all ranks switch at the first step after the hand-in. No rank waits for the thread.
+//! At a decision, one rank measures and plans. By default, that rank does so during a call of [`control`](Controller::control),
+//! which then takes seconds for large models. With a [`Schedule::lead`] of at least one step, [`take_task`](Planning::take_task)
+//! returns the work beforehand, as a task that any thread can run. [`hand_in`](Planning::hand_in) takes the result. All ranks
+//! switch at the scheduled step. If the result has not been handed in by then, all ranks switch at the first step after the
+//! hand-in. No rank waits for the thread.
 //!
 //! # A step
 //! 1. Each rank sends a message of 32 bytes. With these messages, ranks check that all gradients have the right shapes
@@ -81,8 +81,8 @@
 //!    finite are an error only under [`NonFinite::Error`]. If the trainer exchanges the buckets itself, ranks send these messages
 //!    only at the first step, after a state was loaded, and when a decision is due.
 //! 2. At step `warmup`, and every `period` steps afterwards, the measuring rank plans. The plan uses the mean of that rank's own
-//!    gradients in a window of `window` steps, which ends `lead` steps earlier. The measuring rank broadcasts the plan, and all
-//!    ranks switch before they compress anything in this step.
+//!    gradients in a window of `window` steps, which ends `lead` steps before the decision. The measuring rank broadcasts the plan,
+//!    and all ranks switch before they compress anything in this step.
 //! 3. For each bucket, `p = m + g`, the sum of residual and gradient, is compressed and exchanged ([`exchange`](crate::exchange)).
 //!    With the decoded payload `ĝ` and the gain `a`, the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)). The
 //!    gradient becomes the mean.

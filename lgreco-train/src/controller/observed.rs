@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 /// Measures the gradients of a window that a device [has](super::External::note_observed). The owner of the device implements this
 /// trait for [`PlanTask::run_with`](super::PlanTask::run_with). All measurements are made on the mean of a layer's gradients in the
-/// window, in the layer's own element type, as [`External::observe`](super::External::observe) would compute it.
+/// window. The mean has the layer's own element type, as [`External::observe`](super::External::observe) would compute it.
 ///
 /// ```
 /// use lgreco_train::backend::{Backend, Job, JobError, Portable};

@@ -33,7 +33,7 @@ pub(super) fn for_each(
     Ok(())
 }
 
-/// The index at which the layers are divided into two halves; `None` if they have too few elements.
+/// The index at which the layers are divided into two halves; `None` if the layers have too few elements.
 fn middle(layers: &[LentLayer]) -> Option<usize> {
     let elements: usize = layers.iter().map(|layer| layer.state.plan.shape.elements()).sum();
     let mut before = 0;

@@ -27,11 +27,11 @@ impl Planning<'_> {
     /// Returns the work of the next decision as a task, once per decision and only on the measuring rank; otherwise `None`.
     ///
     /// The task is available from the end of step `due - lead - 1` on. `due` is the step of the decision, and `lead`, at least 1,
-    /// comes from the [`Schedule`](super::Schedule). Call this after every step. Any thread [runs](PlanTask::run) the task, and
-    /// [`hand_in`](Planning::hand_in) takes the result.
+    /// comes from the [`Schedule`](super::Schedule). Call this method after every step. Any thread [runs](PlanTask::run) the task,
+    /// and [`hand_in`](Planning::hand_in) takes the result.
     ///
-    /// At step `due`, the ranks switch. If the result has not been handed in yet, ranks take the step under their present settings
-    /// and ask again at the next step. A caller that wants to avoid this delay waits for the result when
+    /// At step `due`, the ranks switch to the new settings. If the result has not been handed in yet, ranks take the step under
+    /// their present settings and ask again at the next step. To switch without delay, a caller waits for the result when
     /// [`is_due`](Planning::is_due) returns true. If the task was not taken, or was dropped, [`control`](Controller::control) runs
     /// the work during its call. If the decision fails, the step of the decision fails on every rank. The step may be begun again,
     /// and then the task can be taken again. A state that is saved before the decision contains the gradients, so a run that loads
@@ -68,8 +68,8 @@ impl Planning<'_> {
         self.0.scheduler.take_task()
     }
 
-    /// Whether a decision is due at the next step. A caller that plans on a thread waits for the result before that step, so that
-    /// every run switches at the same step.
+    /// Whether a decision is due at the next step. A caller that plans on a thread can wait for the result before that step, so
+    /// that every run switches at the same step.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone_with_lead, step_alone};
@@ -96,10 +96,10 @@ impl Planning<'_> {
     /// Asks for a decision before the scheduled one, because the data or the network have changed. The window of this decision
     /// begins with the next step. The decision is due `window + lead` steps later, or at the scheduled step if that is sooner.
     /// Returns the step at which the decision is due, or `None` under policies that make no further decision. The rest of the
-    /// schedule does not change. All ranks must call this between the same two steps. Saved states contain the request.
+    /// schedule does not change. All ranks must call this method between the same two steps. Saved states contain the request.
     ///
-    /// If some ranks have not called this, the next step fails on every rank with [`Error::PeerOption`]. If the trainer exchanges
-    /// the buckets itself, the first bucket fails with [`Error::PeerPlan`] instead.
+    /// If some ranks have not called this method, the next step fails on every rank with [`Error::PeerOption`]. If the trainer
+    /// exchanges the buckets itself, the first bucket fails with [`Error::PeerPlan`] instead.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -117,9 +117,9 @@ impl Planning<'_> {
         Ok(self.0.scheduler.replan())
     }
 
-    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks must call this between the same two steps.
-    /// Ranks switch to the new settings at the next step, or at the end of the warm-up if that is later. If a plan task with the
-    /// old settings was taken, the switch at the end of the warm-up may come a step later. If the trainer exchanges the buckets
+    /// Gives a controller of [`Policy::Fixed`] other settings, one per layer. All ranks must call this method between the same two
+    /// steps. Ranks switch to the new settings at the next step, or at the end of the warm-up if that is later. If a plan task with
+    /// the old settings was taken, the switch at the end of the warm-up may come a step later. If the trainer exchanges the buckets
     /// itself, ranks switch one step later: the buckets of one step first check that all ranks were given the same settings.
     /// Residuals and PowerSGD's factors are kept, as at any switch. A setting with which error feedback does not work is
     /// [refused](super::Uncompressed::NotContractive) without looking at gradients.
@@ -164,7 +164,7 @@ impl Planning<'_> {
     ///
     /// Until the first decision, layers have the default settings, or the settings of a fixed policy. Compression during the
     /// warm-up suits few and large steps, such as [outer steps](crate::outer). In ordinary training, compression would damage the
-    /// first gradients of a model too much. All ranks must call this before the first step. This method has no effect under
+    /// first gradients of a model too much. All ranks must call this method before the first step. This method has no effect under
     /// [`Policy::Uncompressed`]. Settings with which error feedback does not work are refused without looking at gradients.
     ///
     /// ```

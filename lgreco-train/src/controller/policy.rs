@@ -36,7 +36,7 @@ pub enum Policy {
     Accordion(Accordion),
     /// LEGACY's rule: a parameter per class of layer size and phase of training. There is no budget.
     Legacy(Legacy),
-    /// The smallest plan within a budget of error, or the most exact one within a budget of size.
+    /// The smallest plan within a budget of error, or the most exact plan within a budget of size.
     LGreco {
         /// The exact solver, or the paper's dynamic program.
         solver: Solver,
@@ -51,7 +51,7 @@ pub enum Policy {
 ///
 /// A size is the amount that one worker sends in one step, for the layers that may be compressed. If error feedback does not work
 /// with the setting that a plan has chosen for a layer, the layer is sent uncompressed
-/// ([`Decision::not_contractive`](super::Decision)). A step may then send more than the budget.
+/// ([`Decision::not_contractive`](super::Decision)). With such a layer, a step may send more than the budget.
 ///
 /// ```
 /// use lgreco_train::controller::{Budget, Config};

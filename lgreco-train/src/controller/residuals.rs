@@ -75,7 +75,7 @@ impl Residuals<'_> {
     }
 
     /// Multiplies all residuals by `factor`, because the scale of the loss and of the gradients has changed by this factor. All
-    /// ranks must call this with the same factor.
+    /// ranks must call this method with the same factor.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -147,7 +147,8 @@ impl Residuals<'_> {
 
     /// Restores the residuals from before the last step, because the trainer has not applied the means of this step. For instance,
     /// a loss scaler has skipped the update. [`Controller::steps`] still counts the step. PowerSGD's factors and the residuals of
-    /// layers that the step has not exchanged do not change. All ranks must call this. Only one step can be rolled back.
+    /// layers that the step has not exchanged do not change. All ranks must call this method. Only the last step can be rolled
+    /// back.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Contents {
-    /// Everything: a run continues bit for bit.
+    /// The whole state, with which a run continues bit for bit.
     #[default]
     Everything,
     /// Everything except the window's mean gradient. After loading, the window of the next decision begins anew. The decision is

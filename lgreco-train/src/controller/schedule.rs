@@ -1,8 +1,9 @@
 //! The schedule of decisions: at which steps they are made, by which rank, and what each rank knows about them. This module sends
 //! no messages.
 //!
-//! Ranks ask for a decision until it has been made. The measuring rank's message may state that the decision has not been made yet.
-//! Ranks then take the step under their present settings and ask again at the next step. So no rank waits for a planning thread.
+//! When a decision is due, ranks ask for it in every step until it has been made. The measuring rank's message may state that the
+//! decision has not been made yet. Ranks then take the step under their present settings and ask again at the next step. So no rank
+//! waits for a planning thread.
 
 use super::accordion::Highest;
 use super::decision::{self, Decided, LayerSetting};
@@ -311,7 +312,7 @@ impl Scheduler {
     }
 
     /// Brings the next decision forward, as [`Planning::replan`](super::Planning::replan) does, and returns the step at which it is
-    /// due; `None` if no decision is left. All ranks must call this between the same two steps. O(1).
+    /// due; `None` if no decision is left. All ranks must call this method between the same two steps. O(1).
     pub(super) fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
         // The buckets of the next step show whether all ranks have asked for the decision. A probe comes before buckets, so with

@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use lgreco::error::expect_len;
 
 impl Controller {
-    /// Takes a step: `gradients`, one per layer, become their means over the workers. All ranks must call this in every step with
-    /// the same `learning_rate`, which only Accordion uses.
+    /// Takes a step: `gradients`, one per layer, become their means over the workers. All ranks must call this method in every step
+    /// with the same `learning_rate`, which only Accordion uses.
     ///
     /// ```
     /// # use lgreco_testing::controller::{alone, step_alone};
@@ -40,7 +40,7 @@ impl Controller {
     /// rank's message; the errors of search and solver when a decision fails.
     ///
     /// These errors come during the exchange: [`Error::OfLayer`], [`Error::PeerMessage`]. The step is then over, and its gradients
-    /// are undefined. Residuals of buckets that were exchanged before are updated, and the next step works. With
+    /// are undefined. Residuals of buckets that were exchanged before the error are updated, and the next step works. With
     /// [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once, and on all ranks
     /// at the next bucket or step. Under [`NonFinite::Skip`], if a later bucket of the step reports the overflow, the other ranks
     /// skip the step, and all residuals are the same as before the step. If a residual of a rank is not finite, the next step

@@ -85,7 +85,7 @@ impl PlanTask {
     ///
     /// # Complexity
     /// The time of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates. If `backend`
-    /// is parallel, call this in a separate thread pool: steps that use the same pool would wait for this work.
+    /// is parallel, call this method in a separate thread pool: steps that use the same pool would wait for this work.
     pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
         self.run_by(None, backend)
     }

@@ -40,7 +40,7 @@ impl From<CollectiveError> for Error {
     }
 }
 
-/// The blocking collective calls of one worker in a group: NCCL, MPI, Gloo, sockets, or
+/// The blocking collective calls of one worker in a group, for instance over NCCL, MPI, Gloo, sockets or
 /// [`threads`](crate::exchange::threads).
 ///
 /// All workers make the same calls in the same order with the same lengths. The calls and their order depend only on
@@ -141,9 +141,9 @@ pub trait Collective {
     }
 
     /// Replaces this worker's part of `values` by its sums over the workers. `values` has a part of `lens[i]` values
-    /// for each worker `i`. Afterwards, the content of the other parts is undefined. NaN must stay NaN. If the sums
-    /// have the same bits as those of [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same
-    /// bits as other exchanges. Only [`Route::Sharded`](crate::exchange::Route) and training on [two
+    /// for each worker `i`. After the call, the parts of all other workers have undefined content. NaN must stay NaN. If the
+    /// sums have the same bits as those of [`all_reduce_sum`](Collective::all_reduce_sum), sharded exchanges give the same bits
+    /// as other exchanges. Only [`Route::Sharded`](crate::exchange::Route) and training on [two
     /// levels](crate::controller::two_level) call this method. The default implementation is an all-reduce of all values, with
     /// about twice the traffic.
     ///

@@ -148,8 +148,8 @@ impl Flight {
     ///
     /// # Errors
     /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. This rule has two
-    /// exceptions: a network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). Further calls return the
-    /// same error. After an error, means and contributions are undefined, and factors are unchanged.
+    /// exceptions: a network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). After an error, further
+    /// calls return the same error. Means and contributions are undefined after an error, and factors are unchanged.
     ///
     /// A rank with an error of its own returns this error: [`Error::NonFiniteGradient`],
     /// [`CoreError::Length`](crate::CoreError::Length), and [`Error::OfLayer`]. [`Error::OfLayer`] contains the error of a

@@ -120,7 +120,7 @@ impl<'a> Layer<'a> {
         self.values.part(wanted)
     }
 
-    /// The values from which this worker's contribution is subtracted; `None` if nobody uses the result.
+    /// The values from which this worker's contribution is subtracted; `None` if the result is not used.
     pub(super) fn left(&mut self) -> Option<&mut [f32]> {
         match &mut self.rest {
             Rest::Dropped => None,

@@ -38,7 +38,7 @@ pub enum Part {
         /// The layer's index in the bucket.
         place: u32,
     },
-    /// Dense values, for the ranks in whose shards they are; a reduce-scatter.
+    /// Dense values, summed for the ranks whose shards contain them; a reduce-scatter.
     Shards,
     /// Payloads of shards for their ranks; an all-to-all.
     ShardPayloads,

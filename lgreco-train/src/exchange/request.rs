@@ -36,7 +36,7 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     AllGatherEach {
         /// Bytes of each rank's part. Some may be 0.
         lens: &'a [u64],
-        /// All parts, one after the other.
+        /// The parts of all ranks, one after the other.
         buffer: B,
     },
     /// Replace the bytes by those of one rank.
@@ -62,14 +62,14 @@ pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     ReduceScatterSum {
         /// Number of values in each rank's part.
         lens: &'a [u64],
-        /// All parts, one after the other.
+        /// The parts of all ranks, one after the other.
         values: V,
     },
     /// Replace this rank's part of the bf16 values by its sum over the workers.
     ReduceScatterSumBf16 {
         /// Number of values in each rank's part.
         lens: &'a [u64],
-        /// All parts, one after the other.
+        /// The parts of all ranks, one after the other.
         values: H,
     },
 }

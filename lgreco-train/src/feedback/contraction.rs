@@ -25,7 +25,7 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 /// [`CoreError::Length`](crate::CoreError::Length), as [`Candidates::measure`].
 ///
 /// # Complexity
-/// One measurement of `setting`, and one pass.
+/// One measurement of `setting`, and one pass over the gradient.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};

@@ -199,9 +199,9 @@ impl OuterStep {
     }
 
     /// Takes an outer step of one fragment, if an outer step is due after this inner step. Returns the report of the outer step, or
-    /// `None`. Call this after every inner step, on all ranks. If parameters are not finite, and the configuration does not treat
-    /// this as an error, the report's outcome shows it, and the parameters stay unchanged. If no outer step is due, `parameters`
-    /// are not used.
+    /// `None`. Call this method after every inner step, on all ranks. If parameters are not finite, and the configuration does not
+    /// treat this as an error, the report's outcome shows it, and the parameters stay unchanged. If no outer step is due,
+    /// `parameters` are not used.
     ///
     /// # Errors
     /// If one rank fails, all ranks fail. The rank at fault returns the error itself, and the other ranks return [`Error::Peer`]

@@ -51,7 +51,7 @@ impl Bucket {
                 return Ok(());
             }
             Stage::Reducing => {
-                // If the ranks of the node differ, nothing was summed.
+                // If the ranks of the node differ in the bucket's layers, nothing was summed.
                 if !self.differs {
                     match judge(self.own, self.messages.statuses(&self.topology).into_iter()) {
                         Ok(()) => self.messages.average(&mut self.layers, gradients, &self.topology),

@@ -202,9 +202,9 @@ impl Bucket {
         self.noted_request(gradients)
     }
 
-    /// Like [`next`](Bucket::next), but also returns `None` before the bucket's last collective. [`is_paused`](Bucket::is_paused)
-    /// is then true, and `next` returns that collective. Before `next` is called, the bucket holds no memory for its last
-    /// collective, so many buckets can wait at this point.
+    /// Like [`next`](Bucket::next), but also returns `None` before the bucket's last collective. In this case,
+    /// [`is_paused`](Bucket::is_paused) is true, and `next` returns the last collective. Before `next` is called, the bucket holds
+    /// no memory for its last collective, so many buckets can wait at this point.
     ///
     /// # Errors
     /// The errors of [`next`](Bucket::next).

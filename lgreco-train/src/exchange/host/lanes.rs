@@ -3,8 +3,8 @@
 //!
 //! A lane is a run of consecutive layers with separate scratch memory. The lanes of a [`Layout`] depend only on the
 //! bucket's layers, not on the number of cores. So the memory is the same on any number of cores. Small buckets, and
-//! buckets with messages of variable length, have only one lane. So has every bucket without the feature. Each layer's
-//! results are the same as on one core. If several layers fail, the first layer's error is returned.
+//! buckets with messages of variable length, have only one lane. Without the feature, every bucket has only one lane.
+//! Each layer's results are the same as on one core. If several layers fail, the first layer's error is returned.
 
 use crate::Error;
 use crate::exchange::layer::Layer;

@@ -101,7 +101,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// Splits off the first `len` values.
+/// Splits off the first `len` values of a buffer.
 fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(words: &mut &'a mut [u64], len: usize) -> &'a mut [T] {
     let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
     *words = rest;

@@ -178,7 +178,7 @@ pub(super) fn decode_from(
     read_from(rank, payload, setting, shape, |payload| setting.decode(payload, values))
 }
 
-/// Calls `read` with a payload of `rank`, after a check that it fits this setting and shape.
+/// Calls `read` with a payload of `rank`, after a check that the payload fits this setting and shape.
 fn read_from(
     rank: u32,
     payload: &[u8],
