@@ -1,9 +1,9 @@
 //! Error feedback: each worker keeps its compression errors, so that they are sent later instead of lost.
 //!
 //! A [`Memory`] belongs to one layer on one rank. In every step, the [`Memory`] adds its residual `m` to the gradient `g`, and the
-//! sum `p = m + g` is compressed. With the decoded payload `ĝ` and the gain `a`, the next residual is `m + a (g − ĝ) = (1 − a) m +
-//! a (p − ĝ)`. [`Residual`] has the gain, the format and the period of resets. The crate `lgreco-pipeline` also has EF-mixed and
-//! EF21.
+//! sum `p = m + g` is compressed. With the decoded payload `ĝ` and the gain `a`, the next residual is
+//! `m + a (g − ĝ) = (1 − a) m + a (p − ĝ)`. [`Residual`] has the gain, the format and the period of resets. The crate
+//! `lgreco-pipeline` also has EF-mixed and EF21.
 //!
 //! AdaComp ([`adacomp`](crate::compress::adacomp)) is the only method that uses `g` besides `p`. [`Memory::step`] passes both.
 //!
