@@ -15,8 +15,9 @@
 //!
 //! Measuring ranks 16..=64 takes 33 ms for one iteration and 102 ms for five. With the feature, it takes 27 ms and 72
 //! ms. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the fastest at rank
-//! 1: 13 GFLOP/s for each product, where the others reach 4. It is also the fastest for `Mᵀ P` at ranks 4 and 8, with
-//! 37 and 44 GFLOP/s. For `M Q` it is slower than the others from rank 4 on, with 7 to 70 GFLOP/s.
+//! 1: 13 GFLOP/s for each product, where our own products and `matrixmultiply` reach 4. For `Mᵀ P`, `gemm` is also the
+//! fastest at ranks 4 and 8, with 37 and 44 GFLOP/s. For `M Q`, `gemm` is the slowest from rank 4 on, with 7 to 70
+//! GFLOP/s.
 
 use lgreco_compress::powersgd::{self, PowerSgd, decode, measure, measure_workspace_len, start_matrix};
 use lgreco_compress::{Compressor, wire::Payload};
@@ -38,8 +39,8 @@ fn main() -> Result<(), Error> {
     for rank in [16, 32, 64] {
         encode(shape, &noise, rank)?;
     }
-    // The error of a rank-64 approximation has most of the norm of the noise, but less than 1/32 of the norm of the
-    // other matrix.
+    // At rank 64, the error of the noise keeps most of its norm. The error of the nearly low-rank matrix is below 1/32
+    // of its norm.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
         for iterations in [1, 5] {
             row(name, shape, values, iterations)?;

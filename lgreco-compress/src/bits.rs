@@ -1,4 +1,4 @@
-//! Codes of a fixed width, packed little-endian: code `i` fills bits `i * width .. (i + 1) * width` of the stream.
+//! Codes of a fixed width, packed little-endian: code `i` fills `width` bits of the stream, from bit `i * width` on.
 //!
 //! Eight codes take exactly `width` bytes, so each group of eight is packed separately. Three rounds of masked shifts
 //! close the gaps inside one 64-bit word.
@@ -8,7 +8,8 @@ pub const fn packed_len(count: u64, width: u8) -> u64 {
     (count * width as u64).div_ceil(8)
 }
 
-/// Masks of the three rounds. Each mask selects the lower field of every pair of fields. A field holds 1, 2 or 4 codes.
+/// Masks of the three rounds of shifts. Each mask selects the lower field of every pair of fields. A field holds 1, 2
+/// or 4 codes.
 const fn lower_of_pairs<const WIDTH: usize>() -> [u64; 3] {
     let code = (1u64 << WIDTH) - 1;
     let two = code | code << WIDTH;
@@ -84,15 +85,15 @@ macro_rules! with_width {
 }
 pub(super) use with_width;
 
-/// Packs codes into `packed`. Each code has a byte of `codes` and is below `2^width` (`width` 1 to 8). The length of
-/// `codes` is a multiple of 8. `codes` has at least as many entries as there are codes in `packed`.
+/// Packs codes into `packed`. `codes` holds one code per byte, each below `2^width` (`width` 1 to 8). The length of
+/// `codes` is a multiple of 8. `codes` has at least one entry per code in `packed`.
 #[inline(always)]
 pub fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
     with_width!(width, pack_as(codes, packed))
 }
 
 /// The inverse of [`pack`]: writes one code per byte of `codes`. The length of `codes` is a multiple of 8. `codes` has
-/// at least as many entries as there are codes in `packed`, including a partial last code.
+/// at least one entry per code in `packed`, including a partial last code.
 #[inline(always)]
 pub fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
     with_width!(width, unpack_as(packed, codes))
@@ -103,7 +104,7 @@ pub const fn some_room(count: usize) -> usize {
     count.next_multiple_of(8) + 8
 }
 
-/// Unpacks the `count` codes from code `first` on, and returns them. `packed` must contain all of them. The buffer
+/// Unpacks the `count` codes from code `first` on, and returns them. `packed` must contain all these codes. The buffer
 /// `codes` has [`some_room`] entries, because whole groups of eight are unpacked.
 #[inline(always)]
 pub fn unpack_some<'c>(width: u8, packed: &[u8], first: u64, count: usize, codes: &'c mut [u8]) -> &'c [u8] {
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
     use crate::rng::Stream;
 
-    /// Compares with the definition in the module's first sentence, bit by bit.
+    /// Compares each bit of the stream with the definition: code `i` begins at bit `i * width`.
     #[test]
     fn bit_i_of_code_j_is_bit_i_plus_width_j_of_the_stream() {
         for width in 1..=8u8 {

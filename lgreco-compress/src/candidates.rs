@@ -63,9 +63,9 @@ pub enum Candidates<'a> {
         /// Ranks, at least 1.
         ranks: &'a [u32],
     },
-    /// CLT-k with each number of kept elements in `keeps`. The errors are those of the leader's selection. If the mean
-    /// gradient is measured, they are lower bounds of the mean's error, because a real leader selects from one worker's
-    /// gradient.
+    /// CLT-k with each number of kept elements in `keeps`. Errors are measured as if the gradient's own k largest
+    /// values were the leader's selection. For a mean gradient, they are lower bounds: a real leader selects from the
+    /// gradient of one worker.
     CltK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
@@ -132,8 +132,8 @@ impl Candidates<'_> {
         }
     }
 
-    /// Returns an error unless all parameters are valid for their method and for the shape. Does not depend on the
-    /// values.
+    /// Returns an error unless all parameters are valid for their method and for the shape. The result does not depend
+    /// on the gradient's values.
     ///
     /// # Errors
     /// The error of [`payload_len`](Compressor::payload_len) for the first candidate that does not fit.
@@ -219,7 +219,7 @@ impl Candidates<'_> {
 }
 
 impl Setting {
-    /// The row of the error table that consists of this setting; `None` for an uncompressed layer.
+    /// This setting as a row of the error table with one candidate. Returns `None` for an uncompressed layer.
     pub fn row(&self) -> Option<Candidates<'_>> {
         match self {
             Setting::Dense => None,

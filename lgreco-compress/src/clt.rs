@@ -6,8 +6,8 @@
 //! share the positions, selecting commutes with averaging, and the traffic of a worker does not grow with the number of
 //! workers.
 //!
-//! The exchange of `lgreco-train` does this for layers with the setting [`CltK`]. ScaleCom's low-pass filter
-//! corresponds to the gain of the residuals (β in the paper).
+//! `lgreco-train` exchanges layers with the setting [`CltK`] in this way. The gain of the residuals corresponds to β in
+//! ScaleCom's low-pass filter.
 //!
 //! # Source
 //! Chen et al., "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed training",

@@ -25,7 +25,7 @@ pub(crate) trait Described: Compressor {
         self.parameters()
     }
 
-    /// Returns an error if a parameter is outside the range that is valid for every tensor.
+    /// Checks the parameters against the limits that do not depend on the tensor.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -82,7 +82,7 @@ pub(crate) struct Known {
     pub id: u8,
     /// First word of the text.
     pub name: &'static str,
-    /// Parses the text after the name. `None` if another method with the same name parses it.
+    /// Parses the text after the name. `None` if the reader of another method with the same name parses these settings.
     pub read: Option<fn(&mut Words<'_>) -> Result<Setting>>,
     /// Makes a setting from its parameters as data.
     pub from_parameters: fn(Parameters) -> Result<Setting>,
@@ -148,7 +148,8 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Range of densities. Below 2^-32 no tensor keeps an element.
+    /// Range of densities. A density below 2^-32 is less than one element of any tensor, because tensors have fewer
+    /// than 2^32 elements.
     pub(crate) const DENSITIES: [f64; 2] = [1.0 / (1u64 << 32) as f64, 1.0];
     pub(crate) const A_DENSITY: &'static str = "a density of at least 2^-32 and at most 1 (100%)";
     /// Range of elements per group or bin.

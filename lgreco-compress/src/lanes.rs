@@ -1,5 +1,5 @@
-//! Operations on 32-bit lanes for which compilers emit no vector code: making masks, and moving lanes together or
-//! apart.
+//! Operations on 32-bit lanes: making masks, and moving lanes together or apart. Compilers emit no vector code for
+//! these operations.
 //!
 //! AVX-512 has an instruction for each operation. Other instruction sets use loops with the same results.
 
@@ -97,11 +97,11 @@ impl Lanes for pulp::x86::V4 {
     }
 }
 
-/// A loop that needs [`Lanes`]. It corresponds to [`Kernel`](crate::simd::Kernel) for other loops.
+/// A loop that needs [`Lanes`]. All other loops implement [`Kernel`](crate::simd::Kernel).
 pub(crate) trait LaneKernel {
     /// Result of the loop.
     type Output;
-    /// The loop. It and the functions it calls must be `#[inline(always)]`.
+    /// Runs the loop. This function and the functions that it calls must be `#[inline(always)]`.
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 

@@ -21,14 +21,14 @@
 //! # Features
 //! Without features the crate is `no_std` and needs no allocator. Every compressor and measurement works on caller
 //! buffers.
-//! * `std` (default): chooses vector instructions at run time. Without it, loops use the instructions that the target
-//!   is compiled for. The results have the same bits either way. Implies `alloc`.
+//! * `std` (default): chooses vector instructions at run time. Without `std`, loops use the instructions of the
+//!   compilation target. Results have the same bits with and without `std`. Implies `alloc`.
 //! * `avx512` (default): also chooses AVX-512 instructions. Compiling takes a third longer. Implies `std`.
 //! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. Results then may differ in bits between
 //!   processors. Implies `std`.
-//! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool. The results have the same
-//!   bits. A pool thread that waits for such a layer may run another task of the pool meanwhile. Tasks of the same pool
-//!   must therefore not block in collectives. Implies `std`.
+//! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool. Results have the same
+//!   bits as on one core. A pool thread that waits for a long layer may run another task of the pool. So tasks of this
+//!   pool must not block in collectives. Implies `std`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

@@ -132,7 +132,7 @@ fn parts<'a>(payload: &Payload<'a>) -> Result<(Parameters, &'a [u8])> {
     Ok((parameters, &body[..len]))
 }
 
-/// Number of bytes after the header, as the payload states it.
+/// Number of bytes after the header, as stated in the payload.
 pub(super) fn stated(payload: &Payload<'_>) -> Result<usize> {
     let (_, body) = parts(payload)?;
     Ok(before_body(usize::from(payload.header.variant)) - HEADER_LEN + body.len())
@@ -174,7 +174,8 @@ mod tests {
     use crate::gradient::Values;
 
     /// A method that promises at most 8 bytes and reports that it wrote `parameters[0]` bytes. If `parameters[0]` is 0,
-    /// it requires `usize::MAX` words of workspace. If it is odd, decoding leaves out the last element.
+    /// the method requires `usize::MAX` words of workspace. If `parameters[0]` is odd, decoding leaves out the last
+    /// element.
     #[derive(Debug)]
     struct Untrue;
 

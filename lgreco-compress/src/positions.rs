@@ -1,8 +1,8 @@
 //! Codes sorted positions compactly, as a bitmap or by Elias–Fano.
 //!
-//! TopK, CLT-k, hard thresholds and SIDCo differ in the elements they select, but they share TopK's payload format. So
-//! they share this coder and one parser. AdaComp has another payload format, but codes positions in the same way.
-//! Decoded elements are added directly to the mean.
+//! TopK, CLT-k, hard thresholds and SIDCo select different elements, but share TopK's payload format, this coder and
+//! one parser. AdaComp has another payload format, but codes positions in the same way. Decoded elements are added
+//! directly to the mean.
 
 mod expand;
 mod read;
@@ -28,9 +28,9 @@ pub enum Coding {
     EliasFano = 2,
 }
 
-/// Layout of k sorted positions below n, in the bytes at the end of a TopK payload. It is a function of k and n.
-/// [`topk`](crate::topk) describes the format. Encoders and decoders on other devices, such as GPUs, use these numbers.
-/// [`TopK::layout`](crate::topk::TopK::layout) and [`of_payload`](crate::topk::of_payload) return it.
+/// Layout of k sorted positions below n, in the bytes at the end of a TopK payload. The layout depends only on k and n.
+/// [`topk`](crate::topk) describes the format. Encoders and decoders on other devices, such as GPUs, read these fields.
+/// [`TopK::layout`](crate::topk::TopK::layout) and [`of_payload`](crate::topk::of_payload) return layouts.
 ///
 /// ```
 /// use lgreco_compress::topk::{Coding, TopK};

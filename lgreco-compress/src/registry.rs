@@ -1,8 +1,8 @@
 //! The list of lgreco's own methods. Everything specific to a method is in its folder.
 //!
-//! `Setting` is an enum of the methods' structs instead of a method's id with four numbers. So code that selects a GPU
-//! kernel or PowerSGD's factors can read the fields by name, and needs no lookup of the method. `Setting::data` returns
-//! an id and four numbers.
+//! `Setting` is an enum of the methods' structs, not a method's id with four numbers. So code that selects a GPU kernel
+//! or PowerSGD's factors can read the fields by name, and needs no lookup of the method. `Setting::data` converts a
+//! setting to an id and four numbers.
 
 use super::adacomp::AdaComp;
 use super::clt::CltK;
@@ -22,8 +22,8 @@ use super::{adacomp, clt, eden, hard_threshold, loco, powersgd, qsgd, quantised_
 use crate::Error;
 use lgreco_core::method::OwnSetting;
 
-/// A line per method: its doc, name, settings and module. If searches can vary a parameter of the method
-/// (`PLANNED` in the module), the doc of the parameter follows.
+/// One line per method: doc comment, name, type of the settings, and module. If searches can vary a parameter of the
+/// method (`PLANNED` in the module), the parameter's doc comment follows.
 macro_rules! methods {
     (
         $(#[$of_setting:meta])* Setting {
@@ -64,8 +64,8 @@ methods! {
     /// # As text
     /// A setting is written as one line of text ([`Display`](core::fmt::Display)) and parsed from it
     /// ([`FromStr`](core::str::FromStr)). Neither allocates. Parsing returns exactly the setting that was written, bit
-    /// for bit. The method and its first number come first. Options follow in any order. Options with default values
-    /// are not written, but may be given:
+    /// for bit. A text begins with the method and its first number. Options follow in any order. Options with default
+    /// values are not written, but may be given:
     ///
     /// | text | options | defaults |
     /// |---|---|---|
@@ -82,9 +82,9 @@ methods! {
     ///
     /// Parsing fails with [`SettingWord`](crate::Error::SettingWord) on an unknown word. It fails with
     /// [`SettingSyntax`](crate::Error::SettingSyntax) when another word or a number is expected, or when a parameter is
-    /// repeated. It fails with [`Parameter`](crate::Error::Parameter) when a parameter is out of range. Whether `topk`
-    /// and `clt-k` can keep that many elements depends on the layer; [`payload_len`](crate::Compressor::payload_len)
-    /// checks it.
+    /// repeated. It fails with [`Parameter`](crate::Error::Parameter) when a parameter is out of range. How many
+    /// elements `topk` and `clt-k` can keep depends on the layer; [`payload_len`](crate::Compressor::payload_len)
+    /// checks this limit.
     ///
     /// ```
     /// use lgreco_compress::{Setting, qsgd::{Qsgd, Scale}};

@@ -8,8 +8,8 @@ use crate::error::expect_room;
 pub const SEAL_LEN: usize = checksum::LEN;
 
 /// Writes a checksum of `payload[..len]` to the [`SEAL_LEN`] bytes after it. Returns the length of payload and checksum
-/// in bytes. [`unseal`] refuses a payload that has changed since. Without a checksum, a changed bit is found only if it
-/// makes the payload unreadable. Most changed codes and values decode without an error, to wrong numbers.
+/// in bytes. [`unseal`] refuses a payload that changed after [`seal`]. Without a checksum, a changed bit is found only
+/// if it makes the payload unreadable. Most changed codes and values decode without an error, to wrong numbers.
 ///
 /// ```
 /// use lgreco_core::Error;

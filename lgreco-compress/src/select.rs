@@ -1,10 +1,10 @@
 //! Selects by magnitude: finds the k-th largest |x| of a slice, and counts elements above and below a magnitude.
 //!
 //! The code compares magnitudes by the bits of |x| as f32 without the sign. These integers have the same order as the
-//! magnitudes. A sample gives a bracket for the answer. One vectorised pass collects the few magnitudes inside the
-//! bracket and counts those outside. An exact selection among the collected magnitudes follows. If there are many, it
-//! samples again. If the answer is outside the bracket, a second pass uses a bracket of all magnitudes. The result
-//! never depends on the sample.
+//! magnitudes. A sample of the elements gives a bracket that almost surely contains the k-th largest magnitude. One
+//! vectorised pass collects the few magnitudes inside the bracket and counts those outside. The exact selection among
+//! the collected magnitudes samples again if they are many. If the k-th largest is outside the bracket, a second pass
+//! uses a bracket of all magnitudes. The result never depends on the sample.
 
 pub mod mark;
 
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// Below this many elements, a sample costs more than it saves.
 const SAMPLED_FROM: usize = 1 << 10;
-/// Largest sample. For k = 1 % of 16 M elements, its bracket spans about ±30 % of k.
+/// Largest size of a sample. For k = 1 % of 16 M elements, the bracket from such a sample spans about ±30 % of k.
 const SAMPLE_MAX: usize = 1 << 15;
 /// Bits of f32 infinity; the magnitude bits of finite numbers are smaller.
 const INFINITY: u32 = 0x7f80_0000;
@@ -39,13 +39,13 @@ pub struct Cut {
 /// A bracket of magnitudes, given by their bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Bracket {
-    /// Magnitudes inside the bracket are above this one.
+    /// Magnitudes inside the bracket are above `low`.
     pub low: u32,
-    /// Magnitudes inside the bracket are not above this one.
+    /// Magnitudes inside the bracket are at most `high`.
     pub high: u32,
-    /// Smallest magnitude in the sample; nearly all magnitudes are at least this.
+    /// Smallest magnitude in the sample; nearly all magnitudes are at least `bottom`.
     pub bottom: u32,
-    /// Largest magnitude in the sample; nearly all magnitudes are at most this.
+    /// Largest magnitude in the sample; nearly all magnitudes are at most `top`.
     pub top: u32,
 }
 
@@ -202,8 +202,8 @@ pub fn split<T: Element, const ENERGY: bool>(values: &[T], bracket: Bracket, ins
 /// Maximum number of parts of a divided pass.
 const PARTS: usize = 64;
 
-/// One pass in parts of `part` elements. Each part has a separate part of `inside`, unless `inside` is empty. Energies
-/// are left out, because their floating-point sum would depend on the division.
+/// One pass in parts of `part` elements. Each part has a separate part of `inside`, unless `inside` is empty. Computes
+/// no sums of squares, because a floating-point sum would depend on the division into parts.
 struct Parts<'a, T> {
     values: &'a [T],
     part: usize,
@@ -234,7 +234,7 @@ fn parts<T: Element>(
     dispatch_lanes(Parts { values, part, bracket, inside, splits });
 }
 
-/// Works as [`split`], but computes no energies, and divides the pass between cores. `inside` has one entry per
+/// Works as [`split`], but computes no sum of squares, and divides the pass between cores. `inside` has one entry per
 /// element, or none if the bracket is empty.
 fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split> {
     let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
@@ -379,7 +379,8 @@ mod tests {
         (0..N / 8).for_each(|i| values[sampled_position(i, 8)] = 1.0);
         let mut sorted = values.clone();
         sorted.sort_unstable_by(|a, b| b.total_cmp(a));
-        // The buffer is long enough for thousands of nested samples. The stack is too small for such a recursion.
+        // The buffer is long enough for thousands of nested samples. The stack is too small for this many recursive
+        // calls.
         let (mut buffer, k) = (vec![0; 4000 * N], N / 2);
         let small = std::thread::Builder::new().stack_size(1 << 17);
         let found = small.spawn(move || cut(&values, k as u32, &mut buffer).unwrap()).unwrap().join().unwrap();

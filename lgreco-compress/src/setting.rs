@@ -88,8 +88,8 @@ impl Setting {
         }
     }
 
-    /// The CLT-k setting, if this is one. Under CLT-k, all workers send values at the positions of one leader
-    /// ([`Aggregation::SharedPositions`](crate::Aggregation)).
+    /// The [`CltK`] in this setting, or `None` for other methods. Under CLT-k, all workers send values at the positions
+    /// of one leader ([`Aggregation::SharedPositions`](crate::Aggregation)).
     pub fn shared_positions(&self) -> Option<&CltK> {
         match self {
             Setting::CltK(clt) => Some(clt),
@@ -132,7 +132,7 @@ impl Setting {
         }
     }
 
-    /// Returns an error if a parameter is outside the range that is valid for every tensor.
+    /// Checks the parameters against the limits that do not depend on the tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.described().check()
     }
@@ -225,9 +225,9 @@ pub fn decode_with(methods: &Methods, payload: &[u8], values: &mut [f32]) -> Res
     Ok(payload.header)
 }
 
-/// Adds a payload's values to `values`, or subtracts them. Most methods do so in blocks or element by element. The
-/// other methods first decode into `scratch`, which must be at least as long as `values`. Returns the errors of
-/// [`decode`]. After an error, `values` must not be used.
+/// Adds a payload's values to `values`, or subtracts them. Most methods add in blocks or element by element. The other
+/// methods first decode into `scratch`, which must be at least as long as `values`. Returns the errors of [`decode`].
+/// After an error, `values` must not be used.
 pub fn combine(
     setting: &Setting,
     payload: &Payload<'_>,

@@ -21,7 +21,7 @@ pub(super) trait Sparse<'a>: Copy + Send {
 
     /// Combines the kept values of the elements from `start` on with `values`. `place` holds the number of earlier kept
     /// values and the bit where their positions end, as in [`positions::for_each_block`]. Elements that are not kept
-    /// may be combined with `unkept`, a zero of the sign that does not change them.
+    /// may be combined with `unkept`, the zero that leaves every element unchanged.
     fn scatter(
         &self,
         start: usize,
@@ -53,14 +53,14 @@ pub(super) fn combine<'a, S: Sparse<'a>>(payload: &Payload<'a>, how: Combine, va
 }
 
 /// Finds where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`], without reading the earlier positions.
-/// Errors in the earlier positions are then not found. `None` if the earlier positions must be read.
+/// So errors in the earlier positions are not found. Returns `None` if decoding needs the earlier positions.
 pub(super) fn place_of<'a, S: Sparse<'a>>(payload: &Payload<'a>, start: usize) -> Result<Option<[u64; 2]>> {
     let (layout, positions) = S::of(payload)?.positions();
     Ok(positions::find(layout, positions, start as u64))
 }
 
 /// Adds the values of the elements from `start` on, or writes them if `replace` is set. `start` is a multiple of 64.
-/// `place` is the reading position where the last stretch ended.
+/// `place` is the reading position at the end of the previous stretch.
 pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     payload: &Payload<'a>,
     replace: bool,
@@ -78,7 +78,7 @@ pub(super) fn combine_stretch<'a, S: Sparse<'a>>(
     if start + values.len() == elements { check_end(&body, place) } else { Ok(()) }
 }
 
-/// Number of kept values from which several cores pay off.
+/// Smallest number of kept values for which a second core pays off.
 const WORTHWHILE: u32 = 1 << 13;
 
 /// A loop that moves the kept values of the elements from `start` on to their positions.
@@ -136,7 +136,7 @@ fn scatter_all<'a>(
     check_end(&body, &place?)
 }
 
-/// Returns an error unless all kept values had a position.
+/// Returns an error if the payload has fewer positions than kept values.
 fn check_end<'a>(body: &impl Sparse<'a>, place: &[u64; 2]) -> Result<()> {
     let keep = body.positions().0.keep();
     Error::require_body(place[0] >= keep.into(), "fewer positions than kept values")

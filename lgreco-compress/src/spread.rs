@@ -17,7 +17,7 @@ pub trait Divide: Kernel<Output: Join> + Send + Sized {
     /// Splits into two loops, the first over about `at` elements. Returns `Err` with this loop if it cannot be divided.
     fn divide(self, at: usize) -> Result<(Self, Self), Self>;
 
-    /// Runs the loop on one core. A part that needs scratch memory allocates it here.
+    /// Runs the loop on one core. Loops that need scratch memory per part allocate the memory in this function.
     fn start(self) -> Self::Output {
         dispatch(self)
     }
@@ -73,7 +73,7 @@ impl Cut for Start {
     }
 }
 
-/// A slice with `.1` entries for every `.2` elements. The slice may have fewer entries.
+/// A slice with `.1` entries for every `.2` elements of the loop. The slice may be shorter than the loop.
 pub struct Per<S>(pub S, pub usize, pub usize);
 
 impl<T: Sync> Cut for Per<&[T]> {
@@ -106,8 +106,8 @@ impl<A: Cut, B: Cut, C: Cut> Cut for (A, B, C) {
     }
 }
 
-/// A loop that calls `run` with the data in `parts` and the arguments in `with`. If the loop is divided, each part gets
-/// some of the data, and the same arguments.
+/// A loop that calls `run` with the data in `parts` and the arguments in `with`. When the loop is divided, `parts` is
+/// divided as well, and each part of the loop gets the same arguments.
 struct Loop<P, A, F> {
     elements: usize,
     unit: usize,
@@ -143,9 +143,9 @@ impl<P: Cut, A: Copy + Send, R: Join, F: Fn(P, A) -> R + Copy + Send> Divide for
 }
 
 /// Runs a loop over `elements` elements on all cores of the pool. `run` is an `#[inline(always)]` function. Each call
-/// gets the `parts` of some elements, and `with`. The number of these elements is a multiple of `unit`, except at the
-/// end. Like [`dispatch_with!`](crate::simd), this is a macro: a function passed as a value would not be inlined, and
-/// would be compiled for the baseline instructions only.
+/// of `run` gets `with`, and the `parts` for a range of elements. The length of a range is a multiple of `unit`, except
+/// at the end. This is a macro, like [`dispatch_with!`](crate::simd), because Rust does not inline a function that is
+/// passed as a value. Without inlining, the function would use only the baseline instructions.
 #[macro_export]
 macro_rules! spread_parts {
     ($elements:expr, $unit:expr, $parts:expr, $with:expr, $run:expr $(,)?) => {

@@ -1,5 +1,5 @@
-//! Adds payloads a stretch at a time, so that the sum stays in a core's caches. A stretch is a run of consecutive
-//! elements.
+//! Adds payloads to a sum, one stretch at a time, so that the sum stays in a core's caches. A stretch is a run of
+//! consecutive elements.
 
 use super::registry::reader;
 pub use super::sparse::STRETCH;
@@ -15,8 +15,8 @@ pub fn reads_stretches(method: Method) -> bool {
 /// is kept.
 ///
 /// `values` are the elements from `start` on, and `start` is a multiple of [`STRETCH`]. A stretch has [`STRETCH`]
-/// elements, or fewer at the end of the tensor. Stretches are read in order. `place` is the reading position. The
-/// caller passes two zeros for the first stretch, and each call updates them for the next one. Reading all stretches
+/// elements, or fewer at the end of the tensor. The caller reads the stretches in order. The reading position `place`
+/// is two zeros before the first stretch, and each call updates `place` for the next stretch. Reading all stretches
 /// gives the result and the errors of [`combine`](super::setting::combine). Some of these errors are found only in the
 /// last stretch.
 pub fn combine_stretch(
@@ -32,8 +32,8 @@ pub fn combine_stretch(
     }
 }
 
-/// Finds the reading position of [`combine_stretch`] at `start`, without reading the earlier stretches. Errors in the
-/// earlier stretches are then not found. `None` if the earlier stretches must be read.
+/// Finds the reading position of [`combine_stretch`] at `start`, without reading the earlier stretches. So errors in
+/// the earlier stretches are not found. Returns `None` if decoding needs the earlier stretches.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>> {
     reader(payload.header.method)?.stretch.map_or(Ok(None), |(_, place_of)| place_of(payload, start))
 }

@@ -1,4 +1,5 @@
-//! Traits of a setting. Exchanges, error feedback and cost estimates read these instead of matching on the method.
+//! Traits of a setting. Exchanges, error feedback and cost estimates read these traits instead of matching on the
+//! method.
 
 use lgreco_core::method::FIRST_ID;
 
@@ -21,10 +22,10 @@ pub enum Aggregation {
     /// A leader broadcasts the positions of its largest values. The network sums all workers' values at these
     /// positions.
     SharedPositions,
-    /// Payloads travel whole or in pieces. The receiver decodes and sums them.
+    /// Payloads travel whole or in pieces. Receivers decode and sum the payloads.
     Payloads,
-    /// Payloads travel whole, by all-gather on every route. The receiver decodes and sums them. This applies to outside
-    /// methods, and to methods with a payload length that depends on the values.
+    /// Payloads travel whole, by all-gather on every route. Receivers decode and sum the payloads. Outside methods, and
+    /// methods with a payload length that depends on the values, are aggregated in this way.
     WholePayloads,
 }
 
@@ -33,7 +34,8 @@ pub enum Aggregation {
 pub enum ResidualKind {
     /// No residual, because compression has no error.
     Lossless,
-    /// No residual by default, but one is possible: QSGD, EDEN with the unbiased scale, and unbiased outside methods.
+    /// No residual by default, but one is possible. Applies to QSGD, EDEN with the unbiased scale, and unbiased outside
+    /// methods.
     Optional,
     /// A moving average of the compression error.
     Average,
@@ -41,7 +43,7 @@ pub enum ResidualKind {
     Classic,
 }
 
-/// Cost of a setting in nanoseconds on a slow core, for estimates.
+/// Estimated cost of a setting, in nanoseconds on a slow core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Index of the cost family, below [`FAMILIES`](Cost::FAMILIES). Measured times correct the estimates of a whole

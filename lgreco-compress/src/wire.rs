@@ -10,17 +10,18 @@
 //! | 8..12 | rows of the tensor |
 //! | 12..16 | columns of the tensor |
 //!
-//! [`Payload::parse`] checks the header. Each method checks that the body has exactly the length that the header
-//! implies, and that no position in it is outside the tensor. Payloads of outside methods also state the length of
-//! their body. So a payload's length can be read from its first bytes, and payloads can be concatenated
+//! [`Payload::parse`] checks the header. Each method checks that the body has the length that the header implies, and
+//! that no position is outside the tensor. Payloads of outside methods also state the length of their body. So a
+//! payload's length can be read from its first bytes, and payloads can be concatenated
 //! ([`stated_len`](super::stated_len)).
 //!
 //! Most methods have one length per shape and element type (`has_fixed_len`), known before encoding. For hard
-//! thresholds, SIDCo and AdaComp, the length depends on the values. `payload_len` is then an upper bound, and buffers
-//! are allocated for it. Error tables hold measured lengths. In an exchange, an all-gather of 24 bytes announces every
-//! worker's length, and each message is only as long as needed. Receivers refuse lengths above the bound.
+//! thresholds, SIDCo and AdaComp, the length depends on the values. In these methods, `payload_len` is an upper bound,
+//! and buffers have this length. Error tables hold measured lengths. In an exchange, an all-gather of 24 bytes
+//! announces every worker's length, and each message is only as long as needed. Receivers refuse lengths above the
+//! bound.
 //!
-//! All sizes include every byte that a worker sends for the layer, also these 16 bytes. Tests compare the sizes with
+//! All sizes include every byte that a worker sends for the layer, including the header. Tests compare the sizes with
 //! the encoder's payloads.
 
 use crate::gradient::Shape;
@@ -87,7 +88,7 @@ impl Method {
             Method::AdaComp => 4,
             Method::LoCo => 5,
             Method::QuantisedTopK => 6,
-            // Ids 7 to 9 belong to settings whose payloads are TopK's.
+            // Ids 7 to 9 belong to settings with payloads in TopK's format.
             Method::Eden => 10,
             Method::Own(id) => id,
         }
@@ -204,7 +205,7 @@ impl<'a> Payload<'a> {
     /// The body, if it has exactly `expected` bytes.
     ///
     /// # Errors
-    /// [`Error::Length`] when it has more or fewer.
+    /// [`Error::Length`] when the body has more or fewer bytes.
     pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8]> {
         crate::error::expect_len("payload body bytes", expected, self.body.len())?;
         Ok(self.body)

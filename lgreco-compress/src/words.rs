@@ -27,7 +27,7 @@ impl Words<'_> {
         Ok(number)
     }
 
-    /// Reads all remaining options. Each must be in `known`; `take` reads it.
+    /// Reads all remaining options. Each option's name must be in `known`; `take` gets the name and reads what follows.
     pub fn options(
         &mut self,
         known: &'static [&'static str],
@@ -76,13 +76,13 @@ pub(crate) fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<()>
     }
 }
 
-/// The error for a word where another one was expected.
+/// The error for a wrong word. `expected` names the allowed words.
 pub(crate) fn wrong(word: &str, expected: &'static str) -> Error {
     Error::SettingSyntax { word: Word::new(word), expected }
 }
 
-/// The error for an unknown word. If the word is a number, the error says that no further number is allowed, because no
-/// known word resembles a number.
+/// The error for an unknown word. No known word resembles a number, so for a number the error says that no further
+/// number is allowed.
 pub(crate) fn unknown(word: &str, known: &'static [&'static str]) -> Error {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return wrong(word, "no further number");

@@ -33,7 +33,8 @@ fn main() {
     let table = Table::new(&choices, &ends).expect("a valid table");
     let budget = f64::from(LEVELS) * cell;
 
-    // Counts the updates that lead from a reachable cell to a cell within the budget. No implementation can skip them.
+    // Counts the updates that lead from a reachable cell to a cell within the budget. No implementation can skip these
+    // updates.
     let (mut reach, mut updates) = (0, 0);
     for row in &costs {
         updates += row.iter().map(|cost| reach.min(LEVELS as usize - cost) + 1).sum::<usize>();

@@ -19,10 +19,10 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
-/// [`Error::PayloadHeader`] when the payload is not AdaComp's. [`Error::Parameter`] when it has more elements than the
-/// tensor. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the
-/// header; when padding is not zero; or when the magnitude is not positive and finite. Without elements, the magnitude
-/// must be 0.
+/// [`Error::PayloadHeader`] when the payload is not AdaComp's. [`Error::Parameter`] when the payload has more elements
+/// than the tensor. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number
+/// from the header; when padding is not zero; or when the magnitude is not positive and finite. In a payload without
+/// elements, the magnitude must be 0.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.
@@ -52,7 +52,7 @@ pub(crate) fn stated(header: &Header) -> Result<(usize, Layout)> {
     Ok((super::payload_len(count, header.shape)? - HEADER_LEN, Layout::new(elements as u32, count)))
 }
 
-/// Adds or subtracts the elements of a body. The caller has checked its length.
+/// Adds or subtracts the elements of a body. The caller has checked the body's length.
 fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<()> {
     let (magnitude, rest) = body.split_at(4);
     let (positions, signs) = rest.split_at(layout.bytes() as usize);

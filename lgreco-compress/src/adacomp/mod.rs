@@ -7,9 +7,9 @@
 //! 3. Where `|H|` reaches the threshold of its bin, `s` is sent with the sign of `G`. Zeros are never sent. Nothing is
 //!    sent if `s` underflows to 0.
 //!
-//! The number of sent elements depends on the gradient. It is a few per bin, about five for white noise. `s` may be
-//! larger than the magnitude it replaces. The residual then has the opposite sign. Without a residual, `p = w`, and
-//! every element with at least half of its bin's largest magnitude is sent.
+//! The number of sent elements depends on the gradient: a few per bin, about five for white noise. If `s` is larger
+//! than the magnitude that it replaces, the new residual has the opposite sign. Without a residual, `p = w`, and every
+//! element with at least half of its bin's largest magnitude is sent.
 //!
 //! # Payload body
 //! `parameter` is k, the number of sent elements; `variant` is 0.
@@ -24,11 +24,11 @@
 //! Chen et al., "AdaComp: Adaptive residual gradient compression for data-parallel distributed training", AAAI 2018,
 //! with bins of 50 for convolutions and 500 for other layers. Deviation: we code positions in the whole tensor by
 //! Elias–Fano. The paper codes an element's sign and its offset in the bin together, in 8 or 16 bits. Our coding takes
-//! 6.3 bits instead of 8 when 10 % of the elements are sent, and 9.6 bits instead of 16 when 1 % are sent. Our coding
+//! 6.3 bits per sent element instead of 8 when 10 % are sent, and 9.6 bits instead of 16 when 1 % are sent. Our coding
 //! also has no limit on the bin size.
 //!
-//! AdaComp is the only method that reads two gradients: with and without the residual. So layers of an exchange have a
-//! field for the second gradient, which only AdaComp reads.
+//! AdaComp is the only method that reads two gradients: with and without the residual. So each layer of an exchange has
+//! a field for the gradient without the residual, which only AdaComp reads.
 
 mod choose;
 pub(crate) mod decode;

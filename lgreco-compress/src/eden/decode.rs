@@ -41,8 +41,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     body.put(0, values, None)
 }
 
-/// The compressor of a payload, for decoders on other devices. Its scale is the default, because decoding does not need
-/// it.
+/// The compressor of a payload, for decoders on other devices. Its field `scale` has the default value, because
+/// decoders do not use this field.
 ///
 /// ```
 /// use lgreco_compress::{eden, wire::Payload};
@@ -85,7 +85,8 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
 }
 
 impl Eden {
-    /// The compressor that a header describes. Its scale is the default, because only encoding needs it.
+    /// The compressor that a header describes. Its field `scale` has the default value, because only encoders use this
+    /// field.
     fn from_header(header: &Header) -> Result<Self> {
         header.expect_method(Method::Eden)?;
         header.expect_variant(0)?;
@@ -116,7 +117,8 @@ impl<'a> Body<'a> {
         Ok(Body { bits: eden.bits, seed: u64::from_le_bytes(*seed), scales, codes })
     }
 
-    /// Decodes the values from element `start` on. Adds or subtracts them, or replaces `values` if `how` is `None`.
+    /// Decodes the values from element `start` on, and adds them to `values` or subtracts them. If `how` is `None`, the
+    /// decoded values replace `values`.
     fn put(&self, start: usize, values: &mut [f32], how: Option<Combine>) -> Result<()> {
         let block_bytes = BLOCK / 8 * self.bits as usize;
         let (scales, codes) = (&self.scales[start / BLOCK * 4..], &self.codes[start / BLOCK * block_bytes..]);
@@ -133,7 +135,7 @@ pub(super) fn decode_baseline(payload: &Payload<'_>, values: &mut [f32]) -> Resu
     decode_part(((Start(0), values), Per(scales, 0, 1), Per(codes, 0, 1)), (bits, seed, None))
 }
 
-/// The index of the first value in the tensor, the values, their scales, and their codes.
+/// A part of the tensor: the index of its first value, its values, its scales and its codes.
 type Part<'a> = ((Start, &'a mut [f32]), Per<&'a [u8]>, Per<&'a [u8]>);
 
 #[inline(always)]

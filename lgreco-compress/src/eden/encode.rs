@@ -9,11 +9,10 @@ use crate::gradient::Element;
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// The index of the first value in the tensor, the values, and the bytes that receive their scales and their codes.
+/// A part of the tensor: the index of its first value, its values, and the bytes that receive its scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
-/// Up to [`BLOCK`] values, the index of the first one, exactly the bytes for their scales and codes, and scratch
-/// memory.
+/// Up to [`BLOCK`] values, the index of the first value, the bytes that receive scales and codes, and scratch memory.
 pub(super) struct Chunk<'a> {
     coordinates: &'a mut [f32; BLOCK],
     unpacked: &'a mut [u8; BLOCK],
@@ -25,8 +24,8 @@ pub(super) struct Chunk<'a> {
     codes: &'a mut [u8],
 }
 
-/// Writes `scales` and `codes`, which must have exactly the required lengths. `chunk` is [`encode_chunk`]. Passing it
-/// as an argument compiles it only once for all element types.
+/// Writes `scales` and `codes`, which must have exactly the required lengths. `chunk` is [`encode_chunk`]. The call
+/// goes through this argument, so that [`encode_chunk`] is compiled once and not per element type.
 #[inline(always)]
 pub(super) fn encode<E: Element>(
     ((Start(start), values), Per(mut scales, ..), Per(codes, ..)): Part<'_, E>,

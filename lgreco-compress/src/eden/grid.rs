@@ -1,11 +1,12 @@
 //! Finds the nearest grid point of a value, and the grid point of a code.
 //!
-//! A grid is symmetric. The top bit of a code is the sign. The bits below are the number of the level, counted from
+//! A grid is symmetric. The top bit of a code is the sign. The other bits are the number of the level, counted from
 //! zero outwards. Thresholds lie halfway between levels. A magnitude on a threshold takes the upper level.
 
 use super::levels::*;
 
-/// The positive grid points of 1 to 8 bits, each list in ascending order. Compressors on other devices use them.
+/// The positive grid points of 1 to 8 bits, each list in ascending order. Compressors on other devices, such as GPUs,
+/// use these lists.
 ///
 /// ```
 /// use lgreco_compress::eden::LEVELS;
@@ -88,7 +89,7 @@ impl<const N: usize> Grid<N> {
     #[inline(always)]
     fn level(&self, index: u32) -> f32 {
         if N <= FEW {
-            // Each bit of the index halves the remaining levels.
+            // Each bit of the index selects half of the remaining levels.
             let mut choice = self.levels;
             let (mut left, mut bit) = (N, 1);
             while left > 1 {
@@ -157,7 +158,7 @@ mod tests {
         (-x * x / 2.0).exp() / (2.0 * PI).sqrt()
     }
 
-    /// The probability of a value between `a` and `b`, by Simpson's rule. Values beyond 12 are neglected.
+    /// The probability of a value between `a` and `b`, by Simpson's rule. The density above 12 is neglected.
     fn probability(a: f64, b: f64) -> f64 {
         let (b, panels) = if b > 12.0 { (12.0, 5000) } else { (b, 100) };
         let step = (b - a) / (2 * panels) as f64;
@@ -165,7 +166,7 @@ mod tests {
         (0..=2 * panels).map(|i| weight(i) * density(a + i as f64 * step)).sum::<f64>() * step / 3.0
     }
 
-    /// The x for which a value lies between 0 and x with the probability `wanted`.
+    /// Finds the x for which a value from N(0, 1) lies between 0 and x with the probability `wanted`.
     fn quantile(wanted: f64) -> f64 {
         let (mut low, mut high) = (0.0, 12.0);
         for _ in 0..50 {

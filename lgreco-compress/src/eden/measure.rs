@@ -68,8 +68,8 @@ pub(super) struct Chunk<'a> {
     squared_errors: &'a mut [f64],
 }
 
-/// Adds the errors to `squared_errors`. `chunk` is [`measure_chunk`]. Passing it as an argument compiles it only once
-/// for all element types.
+/// Adds the errors to `squared_errors`. `chunk` is [`measure_chunk`]. The call goes through this argument, so that
+/// [`measure_chunk`] is compiled once and not per element type.
 pub(super) fn measure_all<E: Element>(
     (scale, bits, seed): (Scale, &[u8], u64),
     values: &[E],

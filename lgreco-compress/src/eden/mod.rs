@@ -17,12 +17,13 @@
 //! | squared error ÷ ‖x‖², unbiased | .571 | .133 | .0358 | .00959 | .00251 | .000645 | .000163 | .0000412 |
 //! | least squares | .363 | .1175 | .0345 | .0095 | .0025 | .000644 | .000163 | .0000412 |
 //!
-//! These errors hold for blocks of many values without a dominating one. With the unbiased scale, the decoded block x̂
-//! satisfies `⟨x̂, x⟩ = ‖x‖²` for every seed and every block. The components of x̂ orthogonal to x average to zero over
-//! the seeds if z is normal. z is nearly normal for long blocks, but not for short blocks or blocks with a few
-//! dominating values. A block with one value other than 0 decodes to itself, up to rounding. At 1 bit, the squared bias
-//! of a block with the values 1 and 0.5 is 25 % of ‖x‖². It is .3 % for 16 normal values and .01 % for 64. All other
-//! values of these blocks are 0. The squared biases are from 4000 seeds.
+//! The errors in the table hold for long blocks in which no value dominates. With the unbiased scale, the decoded block
+//! x̂ satisfies `⟨x̂, x⟩ = ‖x‖²` for every seed and every block. If z is normal, the components of x̂ orthogonal to x
+//! average to zero over the seeds. The coordinates z are nearly normal for long blocks, but not for short blocks or
+//! blocks with a few dominating values. A block with one value other than 0 decodes to itself, up to rounding. For
+//! example, consider blocks of zeros except for a few values, at 1 bit. The squared bias, from 4000 seeds, is 25 % of
+//! ‖x‖² for the two values 1 and 0.5. For 16 normal values the squared bias is .3 % of ‖x‖², and for 64 normal values
+//! .01 %.
 //!
 //! # Numerics
 //! Norms and scales are computed in f64. Coordinates are computed in f32 from values divided by the norm, so blocks of
@@ -30,8 +31,8 @@
 //! bits. A block of zeros has scale 0 and codes 0.
 //!
 //! # Payload body
-//! `parameter` is the number of bits, `variant` is 0. The header does not contain the kind of scale, which the receiver
-//! does not need.
+//! `parameter` is the number of bits, `variant` is 0. The header does not state the kind of scale, because the receiver
+//! does not need the kind.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -171,7 +172,7 @@ impl Eden {
 }
 
 /// The seed in a payload: the first two words of the encoder's stream, the first one in the low half. Compressors on
-/// other devices use it.
+/// other devices, such as GPUs, use this seed.
 ///
 /// ```
 /// use lgreco_compress::eden::seed;

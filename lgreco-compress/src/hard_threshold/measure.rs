@@ -7,13 +7,13 @@ use crate::topk;
 use crate::value::{WireValue, with_wire_type};
 use crate::{Error, Result};
 
-/// Measures the squared error of sending all magnitudes that reach λ. Returns it with the payload's length in bytes.
+/// Returns the squared error of sending all magnitudes that reach λ, and the payload's length in bytes.
 ///
 /// Under error feedback, error and length should be measured on the compressor's input: gradient plus residual. The
 /// long-run traffic depends on how fast residuals reach λ, not on one gradient.
 ///
 /// # Complexity
-/// O(elements): two passes. One of them only searches for NaN and infinity.
+/// O(elements): a pass that searches for NaN and infinity, and a pass that measures.
 pub(crate) fn measure(hard: &HardThreshold, gradient: &Gradient<'_>) -> Result<(f64, usize)> {
     hard.check()?;
     with_elements!(gradient.values(), v => with_wire_type!(hard.values, V => {
@@ -25,7 +25,7 @@ fn of_values<T: Element, V: WireValue>(hard: &HardThreshold, values: &[T], shape
     check_finite(values)?;
     let (least, mut kept) = (hard.lambda.to_bits(), 0);
     // `of_kept` is the squared error of sending the elements that reach the threshold. `of_dropped` is the squared
-    // error of dropping all other elements, and `of_others` that of sending them.
+    // error of dropping the elements below the threshold. `of_others` is the squared error of sending these elements.
     let (mut of_kept, mut of_dropped, mut of_others) = (0.0, 0.0, 0.0);
     for (index, &x) in values.iter().enumerate() {
         let (value, is_kept) = (x.to_f32(), magnitude_bits(x) >= least);

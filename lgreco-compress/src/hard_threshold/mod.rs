@@ -1,12 +1,13 @@
 //! Hard threshold: sends every element of magnitude at least λ, with its position.
 //!
-//! One λ serves all layers and the whole run. It sends the largest elements over all layers and steps. Under error
-//! feedback, this minimises the total error of a run for the number of elements sent. λ has the unit of the gradient.
-//! So λ must be scaled with the loss scale, and also if gradients are sums instead of means over the batch.
+//! One λ serves all layers and the whole run, so the largest elements over all layers and steps are sent. Under error
+//! feedback, a constant λ minimises the total error of a run for the number of elements sent. The threshold λ has the
+//! unit of the gradient. So λ must be scaled with the loss scale, and with the batch size if gradients are sums over
+//! the batch.
 //!
-//! Payloads have [`topk`]'s format, where k is the number of elements found and may be 0. If the positions would take
-//! more bytes than they save, all elements are sent, including those below λ. So a payload is never longer than the
-//! tensor's values and a header.
+//! Payloads have [`topk`]'s format, where k is the number of elements found and may be 0. If positions would take more
+//! bytes than the dropped elements, all elements are sent, including those below λ. So a payload is never longer than
+//! the tensor's values and a header.
 //!
 //! The squared error is below n λ² for every gradient of n elements. Under error feedback, an element waits until its
 //! residual reaches λ. The residual stays bounded although the method is not a contraction: a gradient with all
@@ -14,9 +15,9 @@
 //!
 //! # Source
 //! Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021. The rule for λ comes
-//! from the authors' run script. Deviations: we send the whole tensor if this is shorter than the selected elements
-//! with their positions. Our payloads are not padded; the authors pad their buffers to the largest number of elements
-//! of all workers.
+//! from the authors' run script. Deviations: we send the whole tensor if its values take fewer bytes than the selected
+//! elements with their positions. Our payloads are not padded; the authors pad their buffers to the largest number of
+//! elements of all workers.
 
 mod measure;
 mod setting;

@@ -169,7 +169,7 @@ impl Tile {
 /// The sums of a tile, block by block.
 type Sums = [[[Row; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
 
-/// Computes some rows of the product. `start` is the index of their first value.
+/// Computes some rows of the product. `start` is the index of the first value in these rows.
 #[inline(always)]
 fn product<F: Factor>(
     (Start(start), values): (Start, &mut [f32]),

@@ -125,8 +125,8 @@ fn subtract(rows: &mut [Row], sums: &[Row; 8]) {
     }
 }
 
-/// Makes the lanes orthogonal, from left to right, and returns their squared norms. A lane becomes zero if its squared
-/// norm is at most `smallest`. Its returned norm is then 0.
+/// Makes the lanes orthogonal, from left to right, and returns their squared norms. A lane with a squared norm of at
+/// most `smallest` becomes zero, and its returned norm is 0.
 #[inline(always)]
 fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
     let mut norms = [0.0; LANES];

@@ -1,9 +1,9 @@
 //! LoCo's quantiser: groups of 4-bit codes, rounded to nearest.
 //!
 //! A group of consecutive elements is scaled by its largest magnitude `M`. A code is `x · 8 / M`, rounded to the
-//! nearest integer (ties to even) and limited to −8 to 7. It decodes to `code / 8 · M`. So `−M` is exact, but `M`
-//! decodes to 7/8 of `M`. This is an error of a whole level, which only error feedback corrects. LoCo's residual is a
-//! moving average of errors in 8 bits, with resets: `feedback::Residual::LOCO` of `lgreco-train`.
+//! nearest integer (ties to even) and limited to −8 to 7. A code decodes to `code / 8 · M`. So `−M` is exact, but `M`
+//! decodes to 7/8 of `M`. Only error feedback corrects this error of a whole level. LoCo's residual
+//! (`feedback::Residual::LOCO` of `lgreco-train`) is a moving average of errors in 8 bits, with resets.
 //!
 //! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd). Only `c` and one product
 //! are rounded. So only values within 2^-22 of a tie may be rounded to the other side. The bits are the same on every
@@ -11,8 +11,8 @@
 //!
 //! # Payload body
 //! `parameter` is the number of elements per group, `variant` is 0. The body has the `M` of all groups as f32
-//! little-endian. Then come the codes in two's complement, with element 2i in the low half of byte i. An unused half is
-//! 0.
+//! little-endian. Then come the codes in two's complement, with element 2i in the low half of byte i. If the last byte
+//! holds only one code, its high half is 0.
 //!
 //! # Source
 //! Xie et al., "LoCo: Low-bit communication adaptor for large-scale model training", 2024. The quantiser comes from the

@@ -7,8 +7,8 @@ use crate::{Error, Result};
 /// Number of bitmap words that one fetch of values covers.
 const TOGETHER: usize = 4;
 
-/// Buffer for the values of `TOGETHER` words. Its 64 additional entries make it possible to read 64 entries from any
-/// fetched value on.
+/// Buffer for the kept values of `TOGETHER` bitmap words. With the 64 additional entries, 64 entries can be read from
+/// any fetched value on.
 pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 
 /// Combines `values`, which are the elements from `start` on, with the payload's kept values at these elements. `start`
@@ -55,8 +55,8 @@ where
             fetch(index, there, &mut fetched)?;
             let mut at = 0;
             for (&word, places) in words.iter().zip(places.chunks_mut(64)) {
-                // If `unkept` is −0, this flips the signs of kept values, and the code below flips all signs. So kept
-                // values do not change, and other elements get `unkept`.
+                // If `unkept` is −0, this loop flips the signs of kept values, and the loop below flips all signs. So
+                // kept values do not change, and all other elements get `unkept`.
                 let mut kept = [0; 64];
                 if let Some(fetched) = fetched[at..].first_chunk::<64>() {
                     for i in 0..64 {

@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         let reader = Reader { layout, low, high, bit: range.start, index, least: range.start, end: range.end };
         Ok(match layout.coding {
             Coding::All => reader,
-            // Reads the padding after the last element too, where a set bit is a position outside the tensor.
+            // Also reads the padding after the last element: a set bit in the padding is a position outside the tensor.
             Coding::Bitmap if reader.is_last() => reader,
             Coding::Bitmap => Reader { high: &high[..high.len().min((range.end / 8) as usize)], ..reader },
             Coding::EliasFano => {
@@ -107,8 +107,8 @@ impl<'a> Reader<'a> {
         count
     }
 
-    /// The high part of a position. `one` is the index of its set bit, and `nth` the number of positions before it in
-    /// the block.
+    /// The high part of a position. `one` is the index of the position's set bit, and `nth` the number of earlier
+    /// positions in the block.
     #[inline(always)]
     fn high_part(&self, one: u32, nth: usize) -> u64 {
         match self.layout.coding {
@@ -118,8 +118,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads the next block. Returns the number of positions. If the range ends after these positions, also returns its
-/// result.
+/// Reads the next block. Returns the number of positions. If the range ends after these positions, also returns the
+/// result for the whole range.
 #[inline(always)]
 fn next((reader, block): (&mut Reader<'_>, &mut [u32; BLOCK])) -> (usize, Option<Result<()>>) {
     if reader.layout.coding == Coding::All {

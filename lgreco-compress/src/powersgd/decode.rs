@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// Writes `P̂ Qᵀ` into `values`, row-major. Each element is summed over the columns in order.
 ///
-/// The payload may contain any bytes. Returns an error if it does not decode to a finite matrix.
+/// The payload may contain any bytes. Returns an error if the payload does not decode to a finite matrix.
 ///
 /// ```
 /// use lgreco_compress::{Compressor, powersgd::{PowerSgd, decode}, wire::Payload};
@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::PayloadHeader`] on another method or variant. [`Error::PayloadBody`] when the rank does not fit the shape
 /// or a factor is not finite. [`Error::Length`] when `values` or the body does not have the length that the header
-/// implies. [`Error::Overflow`] when the product leaves the range of f32; `values` must not be used then.
+/// implies. [`Error::Overflow`] when the product leaves the range of f32. After an overflow, `values` must not be used.
 ///
 /// # Complexity
 /// O(rows · cols · r). Needs no workspace and 32 KiB of stack.
@@ -73,8 +73,8 @@ pub struct Factors<'a> {
     pub q: &'a [[u8; 4]],
 }
 
-/// Splits a payload into its factors and checks its length. Decoders on other devices, such as GPUs, use this. Does not
-/// check the values of the factors, which [`decode`] may still refuse.
+/// Splits a payload into its factors and checks its length. Decoders on other devices, such as GPUs, use this function.
+/// Does not check the values of the factors, which [`decode`] may still refuse.
 ///
 /// ```
 /// use lgreco_compress::{powersgd, wire::Payload};

@@ -96,7 +96,7 @@ fn scale_panels((factor, len, largest): (&mut [Row], usize, f32)) {
 }
 
 /// Scales every column by a power of two, so that products with numbers up to `largest` stay in the middle of the range
-/// of f32. This does not change the columns' directions. Values must be finite.
+/// of f32. Scaling does not change the columns' directions. Values must be finite.
 pub(super) fn scale_columns(factor: &mut [Row], len: usize, largest: f32) {
     if len > 0 {
         dispatch_with!((factor, len, largest), scale_panels);
@@ -133,7 +133,7 @@ pub(super) fn iterate<T: Element>(
 
 /// Returns an error if decoding would refuse the factors, because their product or a partial sum is not finite.
 pub(super) fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &mut Work<'_>) -> Result<()> {
-    /// Below this norm, no sum overflows: `P̂` is orthonormal, so sums exceed `‖M‖` only by rounding.
+    /// For a `‖M‖` below this limit, no sum overflows: `P̂` is orthonormal, so sums exceed `‖M‖` only by rounding.
     const SAFE: f64 = f32::MAX as f64 / 2.0;
     if rank == 0 || scan.squared_norm < SAFE * SAFE {
         return Ok(());

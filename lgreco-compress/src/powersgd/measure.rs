@@ -9,8 +9,8 @@ use crate::rng::Stream;
 use crate::{Error, Result};
 
 /// Errors above this fraction of `‖M‖²` may be computed from the columns of `Q`. Rounding changes `‖qᵢ‖²` by about
-/// `1e-7 ‖M‖ ‖qᵢ‖`, and `‖qᵢ‖` is at most the error before column i. So an error of `‖M‖/32` has a relative deviation
-/// of 3e-6 in its square.
+/// `1e-7 ‖M‖ ‖qᵢ‖`, and `‖qᵢ‖` is at most the error that the columns before i leave. So at an error of `‖M‖/32`, the
+/// squared error has a relative deviation of 3e-6.
 const SUMMED: f64 = 1.0 / 1024.0;
 /// Below this magnitude, numbers of `Q` may be subnormal and lose their relative precision.
 const SMALL: f32 = 1e-30;
@@ -40,7 +40,7 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 /// the time of one encoding and up to three decodings. Workspace: [`measure_workspace_len`].
 ///
 /// # Source
-/// The simulation of L-GreCo (Alimohammadi et al., MLSys 2024, §4), which encodes and decodes for each rank.
+/// The simulation in L-GreCo (Alimohammadi et al., MLSys 2024, §4). L-GreCo encodes and decodes once per rank.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{measure, measure_workspace_len};

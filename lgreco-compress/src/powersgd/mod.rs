@@ -60,8 +60,8 @@ use crate::{Aggregation, Compressor, Cost, Traits};
 use crate::{Error, Result};
 use encode::Work;
 
-/// Maximum number of power iterations. It suffices to separate all singular values that f32 can distinguish, and bounds
-/// the time of a call.
+/// Maximum number of power iterations. This many iterations separate all singular values that f32 can distinguish. The
+/// limit also bounds the time of a call.
 ///
 /// ```
 /// use lgreco_compress::powersgd::{MOST_ITERATIONS, PowerSgd};
@@ -94,11 +94,11 @@ pub const MOST_ITERATIONS: u32 = 1000;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PowerSgd {
-    /// Rank, at least 1. It is reduced to `min(rows, cols)` if that is smaller.
+    /// Rank, at least 1. A rank above `min(rows, cols)` is reduced to `min(rows, cols)`.
     pub rank: u32,
     /// Power iterations, 1 to [`MOST_ITERATIONS`]. More iterations bring the error closer to the error of the best
-    /// matrix of this rank. The published method makes one per step and relies on a warm start: [`project`] from the
-    /// last step's `Q`.
+    /// matrix of this rank. The published method makes one iteration per step, from the last step's `Q`; [`project`]
+    /// allows this warm start.
     pub iterations: u32,
 }
 

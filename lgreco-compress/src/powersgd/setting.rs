@@ -19,7 +19,7 @@ impl Described for PowerSgd {
         [self.rank, self.iterations, 0, 0]
     }
 
-    /// Leaves out the number of iterations, in which ranks may differ.
+    /// The parameters without the number of iterations, which may differ between ranks.
     fn agreed(&self) -> Parameters {
         [self.rank, 0, 0, 0]
     }

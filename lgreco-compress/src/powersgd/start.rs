@@ -4,10 +4,10 @@ use crate::Error;
 use crate::error::expect_len;
 use crate::rng::Stream;
 
-/// Fills `q` (cols × rank, column after column) with the start matrix of the power iteration. It is uniform on (−1, 1).
-/// Element `k` of column `c` comes from word `c · cols + k` of the sequence (seed, layer). The step and rank of
-/// `stream` have no effect, so all workers agree, and measured rows stay valid for later steps. The first `r` columns
-/// do not depend on the number of columns.
+/// Fills `q` (cols × rank, column after column) with the start matrix of the power iteration. The elements are uniform
+/// on (−1, 1). Element `k` of column `c` comes from word `c · cols + k` of the sequence (seed, layer). The step and
+/// rank of `stream` have no effect, so all workers agree, and measured rows stay valid for later steps. The first `r`
+/// columns do not depend on the number of columns.
 ///
 /// # Errors
 /// [`Error::Length`] when `q` is not cols · rank long.
@@ -16,7 +16,8 @@ use crate::rng::Stream;
 /// O(cols · rank).
 ///
 /// # Source
-/// Vogels et al. 2019, §3. There the matrix is normally distributed. All workers draw it from the same seed.
+/// Vogels et al. 2019, §3: all workers draw the start matrix from the same seed. Deviation: in the paper, the matrix is
+/// normally distributed.
 ///
 /// ```
 /// use lgreco_compress::powersgd::start_matrix;
@@ -35,7 +36,7 @@ pub fn start_matrix(stream: Stream, cols: usize, rank: u32, q: &mut [f32]) -> Re
 
 /// Calls `put` with each position below `count` and the element at that position.
 pub(super) fn start(stream: Stream, count: usize, mut put: impl FnMut(usize, f32)) {
-    // No worker has this rank, so the words differ from all words that workers use for rounding.
+    // No worker has the rank `u32::MAX`, so these words differ from all words that workers use for rounding.
     let stream = Stream { step: 0, rank: u32::MAX, ..stream };
     for block in 0..count.div_ceil(4) {
         for (j, word) in stream.block(block as u32).into_iter().enumerate().take(count - 4 * block) {

@@ -33,8 +33,8 @@ fn prepare<'a>(
 }
 
 /// Computes `p = M Q D` (rows × r) from `q` (cols × r). D scales each column of `q` by the power of two that brings its
-/// largest magnitude into [1, 2). This does not change the columns' directions. Workers that share `q` have the same D,
-/// so their `p` may be summed.
+/// largest magnitude into [1, 2). Scaling does not change the columns' directions. Workers that share `q` have the same
+/// D, so their `p` may be summed.
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first NaN or infinity in the gradient. [`Error::Length`] on a slice of the wrong

@@ -11,7 +11,7 @@ use crate::wire::{Header, Method, Payload};
 use crate::{Error, Result};
 
 impl Qsgd {
-    /// The compressor that a header describes. Its rounding is unknown and does not matter for decoding.
+    /// The compressor that a header describes. The header does not state the rounding, which decoding does not need.
     fn from_header(header: &Header) -> Result<Self> {
         header.expect_method(Method::Qsgd)?;
         let scale = match header.variant >> 3 {
@@ -152,7 +152,7 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
     Ok(scales + codes)
 }
 
-/// The index of the first value in the tensor, the codes, and the slice that receives the decoded values.
+/// A part of the tensor: the index of its first value, its codes, and the slice that receives its decoded values.
 type Part<'a> = (Start, Per<&'a [u8]>, &'a mut [f32]);
 
 /// Decodes a part. `put` writes, adds or subtracts each decoded value.

@@ -9,7 +9,7 @@ use crate::rng::block::{BLOCK, fill_block};
 use crate::spread::{Per, Start};
 use crate::{Error, Result};
 
-/// The index of the first value in the tensor, the values, and the bytes that receive their scales and their codes.
+/// A part of the tensor: the index of its first value, its values, and the bytes that receive its scales and codes.
 pub(super) type Part<'a, E> = ((Start, &'a [E]), Per<&'a mut [u8]>, Per<&'a mut [u8]>);
 
 /// Writes `scales` and `codes`, which must have exactly the required lengths.
@@ -67,8 +67,8 @@ fn encode_as<E: Element, const SIGN_MAGNITUDE: bool>(
 }
 
 impl Qsgd {
-    /// Smallest number of elements that is a multiple of the bucket size and of [`BLOCK`]. It may exceed the tensor's
-    /// number of elements.
+    /// Smallest number of elements that is a multiple of the bucket size and of [`BLOCK`]. The result may exceed the
+    /// tensor's number of elements.
     pub(super) fn unit(&self) -> usize {
         let bucket = self.bucket as usize;
         bucket.saturating_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2()))

@@ -76,14 +76,14 @@ impl Grid {
         Ok(Grid::new(low, high, largest))
     }
 
-    /// `value` as a fraction of the largest magnitude, for a grid of magnitudes. It is between −1 and 1, up to the
-    /// rounding of a product and a reciprocal. It is 0 if all values are 0.
+    /// `value` as a fraction of the largest magnitude, for a grid of magnitudes. The fraction is between −1 and 1, up
+    /// to the rounding of a product and a reciprocal. In a bucket of zeros, the fraction is 0.
     #[inline(always)]
     pub(crate) fn fraction(&self, value: f32) -> f32 {
         value * self.power * self.inverse
     }
 
-    /// Whether the interval contains zero. If it does, no magnitude on the grid exceeds the grid's length.
+    /// Whether the interval contains zero. In this case, no magnitude on the grid exceeds the grid's length.
     #[inline(always)]
     pub(super) fn holds_zero(&self) -> bool {
         self.low <= 0.0 && self.high >= 0.0
@@ -95,9 +95,9 @@ impl Grid {
         self.high.max(-self.low) < FAINT
     }
 
-    /// The first and the last level with which the measurement decodes, and the factor from decoded to scaled values.
-    /// Usually these levels are scaled, so that nothing overflows or becomes subnormal. For faint grids they are not
-    /// scaled, so that the measurement rounds as the decoder does.
+    /// The first and the last level for the measurement's decoder, and the factor from its decoded values to scaled
+    /// values. Usually both levels are scaled, so that nothing overflows or becomes subnormal. The levels of faint
+    /// grids are not scaled, so that the measurement rounds as the real decoder does.
     #[inline(always)]
     pub(super) fn ends(&self) -> (f32, f32, f32) {
         if self.is_faint() { (self.low, self.high, self.power) } else { (self.scaled_low, self.scaled_high, 1.0) }
@@ -144,7 +144,7 @@ fn largest_magnitude<E: Element>(values: &[E]) -> u32 {
     rest.iter().fold(largest, |largest, &value| largest.max(magnitude(value)))
 }
 
-/// Smallest and largest value. The result is meaningless if there is a NaN.
+/// Smallest and largest value. The result is meaningless if a value is NaN.
 #[inline(always)]
 fn extremes<E: Element>(values: &[E]) -> (f32, f32) {
     let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);

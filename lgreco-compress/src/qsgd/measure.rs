@@ -13,8 +13,8 @@ use crate::simd::dispatch_with;
 const LANES: usize = 32;
 
 /// Measures the squared error of compressing `gradient` with each bit width in `bits`. All other parameters come from
-/// `base`; `base.bits` is ignored. The result is exact for [`Rounding::Nearest`]. For [`Rounding::Stochastic`] it is
-/// the exact expectation over the random bits.
+/// `base`; `base.bits` is ignored. The result is exact for [`Rounding::Nearest`]. For [`Rounding::Stochastic`], the
+/// result is the exact expectation over the random bits.
 ///
 /// For stochastic rounding, the error is Σ Δ²·f·(1 − f), where Δ is the step of the grid and `f` is the fraction that
 /// the encoder rounds. In three cases the error is computed from decoded values instead. The first is nearest rounding.
@@ -22,10 +22,10 @@ const LANES: usize = 32;
 /// third is a bucket with magnitudes below 2^-100, because decoded values may be rounded to subnormal numbers.
 ///
 /// The result differs from the real error only by rounding of f32 arithmetic. The relative difference is below 1e-5,
-/// unless the tensor has only a few values. It never exceeds `2e-6 + s·2^-21` for stochastic and 2e-6 for nearest
-/// rounding, apart from an absolute difference per value. The absolute difference is at most `2^-44` of the squared
-/// length of the bucket's interval. On GPUs it may be larger by `Δ·2^-148 + 2^-298`, because they do not model rounding
-/// to subnormal numbers.
+/// unless the tensor has only a few values. For every tensor, the relative difference is at most `2e-6 + s·2^-21` for
+/// stochastic and 2e-6 for nearest rounding. In addition, each value has an absolute difference of at most `2^-44` of
+/// the squared length of the bucket's interval. On GPUs, the absolute difference may be larger by `Δ·2^-148 + 2^-298`,
+/// because GPUs do not model rounding to subnormal numbers.
 ///
 /// # Errors
 /// [`Error::Length`] when `squared_errors` is not as long as `bits`. [`Error::Parameter`] when a parameter is out of

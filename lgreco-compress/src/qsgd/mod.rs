@@ -10,8 +10,8 @@
 //!    `max(254 − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4); for subnormal `M` the result is below
 //!    1.) Products with `p` are exact, unless they are too small to change `Y`. So buckets of any magnitude work.
 //! 2. `y = (x·p − origin)·c`, where `origin` is the lowest level times `p`, and `c` is the correctly rounded reciprocal
-//!    of `p` times the grid's length. If that product is 0, `c` is 0. `Y = bits(y + 1.0) − bits(1.0)` is `y` in 23-bit
-//!    fixed point. The two ends of the grid give exactly `Y = 0` and `Y = 2^23`.
+//!    of `p` times the grid's length. If `p` times the grid's length is 0, `c` is 0. `Y = bits(y + 1.0) − bits(1.0)` is
+//!    `y` in 23-bit fixed point. The two ends of the grid give exactly `Y = 0` and `Y = 2^23`.
 //! 3. `level = (Y·s + r) >> 23`. For [`Rounding::Nearest`], `r = 2^22`. For [`Rounding::Stochastic`], `r = word >> 9`,
 //!    with word `i` of the stream for element `i`.
 //!
@@ -92,10 +92,10 @@ pub enum Scale {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// Rounds to the nearer level, and ties to the level with the larger number. This has the smallest error but is
-    /// biased.
+    /// Rounds to the nearer level, and ties to the level with the larger number. Nearest rounding has the smallest
+    /// error, but is biased.
     Nearest,
-    /// Rounds to one of the two levels at random, so that the expected decoded value is the value.
+    /// Rounds to one of the two levels at random, so that the expected decoded value equals the original value.
     #[default]
     Stochastic,
 }
@@ -124,8 +124,8 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Qsgd {
-    /// Bits per element, 1 to 8. With [`Scale::MaxNorm`] one of them is the sign. A single bit then chooses between
-    /// plus and minus the norm.
+    /// Bits per element, 1 to 8. With [`Scale::MaxNorm`], one of these bits is the sign. A code of 1 bit chooses
+    /// between plus and minus the norm.
     pub bits: u8,
     /// Elements per bucket, at least 1; the last bucket may be shorter.
     pub bucket: u32,
@@ -173,7 +173,7 @@ impl Qsgd {
         Ok(Header { method: Method::Qsgd, variant, parameter: self.bucket, shape })
     }
 
-    /// Bytes of a payload's body. Messages may contain it without the header.
+    /// Bytes of a payload's body. Messages may contain bodies without headers.
     #[doc(hidden)]
     pub fn body_len(&self, elements: usize) -> Result<usize> {
         self.check()?;
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn the_baseline_instructions_give_the_same_bits() {
         let stream = Stream { seed: 0x1234_5678_9abc, step: 17, layer: 3, rank: 2 };
-        // Bell-shaped values. Their spread changes every 100 values.
+        // Bell-shaped values with a spread that changes every 100 values.
         let bell = |i: usize| {
             let sum: f32 = stream.word(i as u64).to_le_bytes().map(|byte| byte as f32 - 127.5).iter().sum();
             sum * (1 + i / 100 % 7) as f32

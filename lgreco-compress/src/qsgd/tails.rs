@@ -7,8 +7,7 @@ use crate::num::sqrt;
 const LONGEST: usize = 1 << 16;
 
 /// Expected relative squared error on one bucket of a tensor. The values are the quantiles at `(i + 1/4) / (n − 1/2)`
-/// of Student's t with two degrees of freedom. `n` is the number of elements in a bucket. At most 65,536 quantiles are
-/// used.
+/// of Student's t with two degrees of freedom, for a bucket of `n` elements. At most 65,536 quantiles are used.
 pub(super) fn squared_error(qsgd: &Qsgd, elements: usize) -> f64 {
     let bucket = elements.min(qsgd.bucket as usize);
     let quantile = |i: usize, of: usize| {
@@ -26,7 +25,7 @@ pub(super) fn squared_error(qsgd: &Qsgd, elements: usize) -> f64 {
     let (mut error, mut norm) = (0.0, 0.0);
     for x in (0..len).map(|i| quantile(i, len)) {
         let place = (x - lowest) / step;
-        // Truncation below 0 exchanges the distances to the two levels, which does not change the error.
+        // Truncating a negative `place` exchanges the distances to the two levels, which does not change the error.
         let up = (place - place as i64 as f64).abs();
         error += match qsgd.rounding {
             Rounding::Nearest => up.min(1.0 - up) * up.min(1.0 - up),

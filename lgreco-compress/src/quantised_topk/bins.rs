@@ -69,7 +69,7 @@ impl Edges {
             return bins;
         }
         for i in 0..BLOCK {
-            // The rounded inverse gives this bin or the one before it.
+            // The rounded inverse leads to the magnitude's bin, or to the bin before.
             let below = (magnitudes[i].saturating_sub(self.bins.low) as u64 * self.inverse) >> 32;
             bins[i] = below as u32 + (magnitudes[i] >= self.ends[below as usize % BINS_MAX]) as u32;
         }
@@ -119,7 +119,7 @@ mod tests {
                         "{low} {high} {bits} {bin}"
                     );
                 }
-                // With one bit less, each bin is a pair of these bins.
+                // With one bit less per value, each bin is a pair of these bins.
                 if bits > 1 {
                     let pairs = Bins::new(bits - 1, low, high);
                     assert!((1..pairs.count()).all(|bin| pairs.edge(bin) == bins.edge(2 * bin)));

@@ -26,7 +26,7 @@ use crate::{Error, Result};
 /// [`Error::PayloadHeader`] when the payload is of another method, or when its variant contradicts its other fields.
 /// [`Error::Parameter`] when the bits are not 1 to 8, or when the number of kept elements is 0 or more than the tensor
 /// has. [`Error::PayloadBody`] when positions do not ascend, are outside the tensor or differ in number from the codes.
-/// It is also returned when a mean is negative or not finite, or when padding is not zero.
+/// [`Error::PayloadBody`] also when a mean is negative or not finite, or when padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.

@@ -11,7 +11,7 @@ use crate::select;
 use crate::topk::{self, write_positions};
 
 /// Words of workspace that [`measure`] needs. This is half a word per element, two words per entry of `keeps`, and at
-/// most 24,833 words. In addition, it is a little more than half a word per kept element of the largest entry.
+/// most 24,833 words. In addition, each element that the largest entry keeps takes a little more than half a word.
 pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
     let elements = shape.elements();
     let most = keeps.iter().copied().max().unwrap_or(0).min(elements as u32) as usize;

@@ -1,15 +1,15 @@
 //! TopK with kept values in a few bits. Each value is sent as a sign and the number of a bin of magnitudes. There are 1
 //! to 128 bins.
 //!
-//! The bins divide the range from the smallest nonzero kept magnitude to the largest. They have equal widths in the
-//! bits of f32. Their edges are nearly geometric, because the bits of an f32 are a piecewise linear logarithm. A bin
-//! decodes to the mean of its magnitudes, and the payload contains these means. Bins and means are computed with
+//! The bins divide the range from the smallest nonzero kept magnitude to the largest. The bins have equal widths in the
+//! bits of f32. The edges of bins are nearly geometric, because the bits of an f32 are a piecewise linear logarithm. A
+//! bin decodes to the mean of its magnitudes, and the payload contains these means. Bins and means are computed with
 //! integers only. So the bytes do not depend on the processor or on the order of addition. Kept zeros belong to the
 //! lowest bin. The mean of a bin has a smaller error than zeros would have, so the method is a contraction, like TopK.
 //!
 //! # Payload body
 //! `parameter` is k. `variant` has the bits per value, 1 to 8, in bits 0–3, and the position layout of
-//! [`topk`](super::topk) in bits 4–5. Its other bits are 0.
+//! [`topk`](super::topk) in bits 4–5. The other bits of `variant` are 0.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -20,10 +20,10 @@
 //! Padding bits are 0.
 //!
 //! # Encoding
-//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin
-//! `⌊(m − low) · bins / (high − low + 1)⌋`. The mean of a bin is computed in units of 2^-31 of the largest power of two
-//! that the bin's largest magnitude reaches. Each magnitude is rounded down to this unit, and the mean is ⌊sum /
-//! count⌋. It is rounded down again to f32. Equal magnitudes therefore decode exactly.
+//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin `⌊(m − low) ·
+//! bins / (high − low + 1)⌋`. Let `u` be the largest power of two that the bin's largest magnitude reaches. The mean of
+//! a bin is computed in units of 2^-31 · `u`. Each magnitude is rounded down to this unit, and the mean is ⌊sum /
+//! count⌋, rounded down to f32. So a bin of equal magnitudes decodes exactly.
 
 mod bins;
 mod decode;

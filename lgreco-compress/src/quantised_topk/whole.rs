@@ -11,7 +11,7 @@ use crate::wire::{Header, Payload};
 /// The elements that TopK keeps and how it sends values: in full, or in `bits` bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep {
-    /// The setting that selects the same elements. If `bits` is not 0, its value type is f32.
+    /// The TopK setting that selects the same elements. If `bits` is not 0, the value type of this setting is f32.
     pub top: TopK,
     /// Bits per value; 0 if values are sent in full.
     pub bits: u8,

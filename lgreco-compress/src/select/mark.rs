@@ -85,8 +85,8 @@ pub fn marked(room: &mut [u64], elements: usize) -> (&mut [u64], &mut [u32]) {
 
 /// Marks the elements with magnitude bits of at least `magnitude`. `stretch` is a multiple of 64. Each stretch of
 /// `stretch` elements has `stretch / 2` separate words of `room`, so that no core fetches data of another core. These
-/// words receive [the marks, and the values if they fit](marked). `counts` receives the number of marked elements per
-/// stretch.
+/// words receive the marks of the stretch, and its values if they fit (see [`marked`]). `counts` receives the number of
+/// marked elements per stretch.
 pub fn mark_at_least<T: Element>(values: &[T], magnitude: u32, stretch: usize, room: &mut [u64], counts: &mut [usize]) {
     let parts = (values, Per(room, stretch / 2, stretch), Per(counts, 1, stretch));
     spread_parts!(values.len(), stretch, parts, (magnitude, stretch), at_least,);

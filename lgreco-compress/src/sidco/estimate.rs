@@ -52,13 +52,13 @@ fn exponential(mean: f64, density: f64) -> Option<f64> {
 fn pareto(mean: f64, variance: f64, density: f64) -> Option<f64> {
     let q = sound(mean * mean / sound(variance)?)?;
     let (scale, shape) = (0.5 * mean * (q + 1.0), 0.5 * (q - 1.0));
-    // For κ near 0, rounding makes (1 − δ^κ) / κ inaccurate. Its limit is −ln δ.
+    // For κ near 0, rounding makes (1 − δ^κ) / κ inaccurate, so this code uses the limit −ln δ.
     let quotient = if shape.abs() < 1e-9 { -ln(density) } else { (1.0 - exp(shape * ln(density))) / shape };
     Some(scale * quotient)
 }
 
 fn gamma(mean: f64, mean_ln: f64, density: f64) -> Option<f64> {
-    // Limits the shape to 10^6. Above that, magnitudes are within about 0.1 % of each other.
+    // Limits the shape to 10^6. With larger shapes, magnitudes are within about 0.1 % of each other.
     let s = sound(ln(sound(mean)?) - mean_ln)?.max(0.5e-6);
     let shape = (3.0 - s + sqrt((s - 3.0) * (s - 3.0) + 24.0 * s)) / (12.0 * s);
     Some(mean / shape * inverse_upper_gamma(shape, density))

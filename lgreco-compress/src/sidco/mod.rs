@@ -8,10 +8,11 @@
 //! positions are needed.
 //!
 //! The accuracy of the density depends on the tail and the number of stages. With heavy tails, further stages reduce
-//! the number of sent elements; with light tails, they increase it. The number sent is always between half and twice
-//! the wanted number, unless the gradient is zero. If the fit gives a number outside this range, the largest elements
-//! are sent, exactly half or twice the wanted number. The wanted number of largest elements is sent if no distribution
-//! fits (all magnitudes are equal), or if the tensor has fewer than [`SMALLEST`] elements.
+//! the number of sent elements; with light tails, further stages increase this number. The number of sent elements is
+//! always between half and twice the wanted number, unless the gradient is zero. If the fit gives a number outside this
+//! range, exactly half or twice the wanted number of largest elements is sent. If no distribution fits (all magnitudes
+//! are equal), the wanted number of largest elements is sent. Tensors of fewer than [`SMALLEST`] elements also send
+//! this number.
 //!
 //! # Fits
 //! Thresholds for density δ, where μ and σ² are mean and variance of the fitted magnitudes:
@@ -47,7 +48,8 @@ use crate::{Error, Result};
 /// Number of elements below which no distribution is fitted.
 pub const SMALLEST: usize = 1000;
 
-/// Maximum number of stages. Each stage is a pass over the elements, and no f64 density can be halved more often.
+/// Maximum number of stages. Each stage takes one pass over the elements. An f64 density cannot be halved more often
+/// than this.
 const MOST_STAGES: u32 = 1100;
 
 /// The distributions that are fitted to the magnitudes.
@@ -57,7 +59,7 @@ pub enum Fit {
     /// Exponential in all stages (SIDCo-E), the cheapest.
     #[default]
     Exponential = 0,
-    /// Gamma first, then generalised Pareto (SIDCo-GP). Computes one logarithm per element.
+    /// Gamma in the first stage, then generalised Pareto (SIDCo-GP). Computes one logarithm per element.
     GammaPareto = 1,
     /// Generalised Pareto in all stages (SIDCo-P).
     Pareto = 2,
@@ -66,9 +68,9 @@ pub enum Fit {
 /// Sends about a fraction `density` of the elements: those above an estimated threshold.
 ///
 /// # Complexity
-/// Encoding takes two passes and one more per stage. It also takes a selection if no distribution is fitted, or if the
-/// fit gives a number of elements outside the allowed range (see the [module](self)). It needs half a word of workspace
-/// per element.
+/// Encoding takes two passes, one more pass per stage, and half a word of workspace per element. Encoding also selects
+/// the largest elements if no distribution is fitted, or if the fit gives a number outside the allowed range (see the
+/// [module](self)).
 ///
 /// ```
 /// use lgreco_compress::{Compressor, sidco::{Fit, Sidco}, wire::Payload};
@@ -91,7 +93,7 @@ pub struct Sidco {
     pub density: f64,
     /// The distributions that are fitted.
     pub fit: Fit,
-    /// Number of stages, 1 to 1100. Workers may use different numbers.
+    /// Number of stages, 1 to 1100. Workers may use different numbers of stages.
     pub stages: u32,
     /// Type in which the values are sent, rounded to nearest.
     pub values: Dtype,
@@ -101,7 +103,7 @@ pub struct Sidco {
 enum Selected {
     /// All elements with magnitude bits of at least `magnitude`.
     AtLeast { magnitude: u32, count: u32 },
-    /// This number of largest elements.
+    /// The largest elements; the field is their number.
     Largest(u32),
 }
 
@@ -144,7 +146,7 @@ impl Compressor for Sidco {
         let elements = shape.elements();
         let target = self.target(elements)?;
         let most = target.saturating_mul(2).min(elements as u32);
-        // A tensor sent completely needs no positions, so it may be shorter than one sent almost completely.
+        // A payload with all elements needs no positions, so it may be shorter than a payload with almost all elements.
         Ok(topk::payload_len(most, shape, self.values)?.max(topk::payload_len(target, shape, self.values)?))
     }
 
@@ -184,10 +186,10 @@ const fn measure_workspace_len(shape: Shape) -> usize {
     topk::measure_workspace_len(shape, 1)
 }
 
-/// Measures the squared error, and returns it with the payload's length in bytes.
+/// Returns the squared error and the payload's length in bytes.
 ///
 /// # Complexity
-/// About one encoding, plus two passes.
+/// About the time of one encoding and two passes over the gradient.
 fn measure(sidco: &Sidco, gradient: &Gradient<'_>, workspace: &mut [u64]) -> Result<(f64, usize)> {
     let (shape, values) = (gradient.shape(), sidco.values);
     expect_room("workspace words", measure_workspace_len(shape), workspace.len())?;

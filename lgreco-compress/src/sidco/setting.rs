@@ -23,7 +23,7 @@ impl Described for Sidco {
         [density as u32, (density >> 32) as u32, self.fit as u32 | (self.values as u32) << 8, self.stages]
     }
 
-    /// Leaves out the number of stages, in which ranks may differ.
+    /// The parameters without the number of stages, which may differ between ranks.
     fn agreed(&self) -> Parameters {
         let [low, high, fit, _] = self.parameters();
         [low, high, fit, 0]

@@ -8,7 +8,7 @@ use crate::gradient::{Dtype, Gradient, with_elements};
 use crate::select::Cut;
 use crate::value::with_wire_type;
 
-/// Encoder of all elements whose magnitude reaches a threshold. It sends every element if that makes a shorter payload.
+/// Encoder of all elements whose magnitude reaches a threshold. All elements are sent if the payload is then shorter.
 pub(crate) struct AtLeast {
     /// Bits of the threshold; not 0.
     pub(crate) magnitude: u32,
@@ -18,7 +18,7 @@ pub(crate) struct AtLeast {
     pub(crate) values: Dtype,
 }
 
-/// Words of workspace that writing needs once the threshold is known.
+/// Words of workspace for writing the payload, after the threshold is known.
 pub(crate) const fn write_workspace_len(elements: usize) -> usize {
     if elements < STRETCH { elements.div_ceil(2) } else { STRETCH / 2 }
 }

@@ -1,4 +1,4 @@
-//! The body of a TopK payload. Messages may contain it without the header.
+//! The body of a TopK payload. Messages may contain bodies without headers.
 
 use crate::gradient::Dtype;
 use crate::positions::{self, Layout};

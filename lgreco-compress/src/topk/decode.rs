@@ -27,9 +27,9 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Length`] when `values` or the body does not have the length that the header implies.
 /// [`Error::PayloadHeader`] when the payload is not TopK's, or when its variant contradicts its other fields.
-/// [`Error::Parameter`] when it keeps more elements than the tensor has. [`Error::PayloadBody`] when positions do not
-/// ascend, are outside the tensor or differ in number from the values. It is also returned when a value is not finite
-/// or padding is not zero.
+/// [`Error::Parameter`] when the payload keeps more elements than the tensor has. [`Error::PayloadBody`] when positions
+/// do not ascend, are outside the tensor or differ in number from the values. [`Error::PayloadBody`] also when a value
+/// is not finite or padding is not zero.
 ///
 /// # Complexity
 /// O(n) for n elements. Needs no workspace.
@@ -42,8 +42,8 @@ pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
     sparse::decode_body(Body::new(*top, Layout::new(values.len() as u32, top.keep), body), values)
 }
 
-/// Splits a TopK payload's body into its parts and checks its length. Decoders on other devices, such as GPUs, use
-/// this. Does not check values and positions, which [`decode`] may still refuse.
+/// Splits a TopK payload's body into its parts and checks its length. Decoders on other devices, such as GPUs, use this
+/// function. Does not check values and positions, which [`decode`] may still refuse.
 ///
 /// ```
 /// use lgreco_compress::{topk::{self, Coding}, wire::Payload};

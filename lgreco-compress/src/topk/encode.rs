@@ -9,8 +9,8 @@ use crate::value::{WireValue, with_wire_type};
 use crate::wire::HEADER_LEN;
 use crate::{Error, Result};
 
-/// Number of stretches that one call of [`mark_at_least`] marks. With the feature `rayon` it is larger, because the
-/// cores wait for each other after every call.
+/// Number of stretches that one call of [`mark_at_least`] marks. With the feature `rayon` the number is larger, because
+/// the cores wait for each other after every call.
 const TOGETHER: usize = if cfg!(feature = "rayon") { 256 } else { 64 };
 
 /// Writes a payload's body without the header. `workspace` and `body` must have the required lengths.
@@ -45,8 +45,8 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Writes the positions of the `keep` largest magnitudes; `keep` is at least 1. Passes the bits of their values as f32
-/// to `take`, some at a time.
+/// Writes the positions of the `keep` largest magnitudes; `keep` is at least 1. Passes the bits of the kept values as
+/// f32 to `take`, in several calls.
 pub(crate) fn write_positions<T: Element>(
     elements: &[T],
     layout: Layout,
@@ -70,8 +70,8 @@ fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64
     }
 }
 
-/// Writes the elements above `cut` and the first `ties` elements at it, with their positions. [`choose`] describes
-/// `workspace`.
+/// Writes the elements above `cut`, and the first `ties` elements equal to it in magnitude, with their positions.
+/// [`choose`] describes `workspace`.
 pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
@@ -90,11 +90,12 @@ pub(super) fn write<T: Element, V: WireValue>(
     })
 }
 
-/// Writes the positions of the elements above `cut` and of the first `ties` elements at it. Passes the bits of their
-/// values to `take`. If a value is too large, `take` returns an error with its index in the slice.
+/// Writes the positions of the elements above `cut`, and of the first `ties` elements equal to it in magnitude. Passes
+/// the bits of these elements to `take`. If a value is too large, `take` returns an error with the value's index in the
+/// slice.
 ///
-/// `workspace` has one word per two elements, or at least `STRETCH / 2` words. If it has more, more stretches are
-/// marked at a time.
+/// `workspace` has one word per two elements, or at least `STRETCH / 2` words. In a longer workspace, more stretches
+/// are marked at a time.
 #[inline(always)]
 fn choose<T: Element>(
     elements: &[T],
@@ -107,7 +108,7 @@ fn choose<T: Element>(
     let mut counts = [0; TOGETHER];
     let together = STRETCH * (workspace.len() / (STRETCH / 2)).clamp(1, TOGETHER);
     for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
-        // After the last tie, only larger magnitudes are kept.
+        // After the last tie to keep, only larger magnitudes are marked.
         mark_at_least(some, magnitude + (ties == 0) as u32, STRETCH, workspace, &mut counts);
         let mut keep = |at: usize, marks: &mut [u64], bits: &mut [u32]| {
             let kept = without_later_ties(marks, bits, magnitude, &mut ties);

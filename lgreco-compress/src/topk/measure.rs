@@ -8,11 +8,11 @@ use crate::value::{WireValue, with_wire_type};
 use crate::{Error, Result};
 use core::ops::RangeInclusive;
 
-/// Maximum number of bins for the candidates' magnitudes. Candidates here are elements that may be kept.
+/// Maximum number of bins for the candidates' magnitudes. Candidates are the elements that may be kept.
 const BINS_MAX: usize = 1 << 14;
 
-/// Number of bins for a tensor of `elements`. It is large enough that few elements share a bin, and small enough that
-/// clearing the bins is cheap.
+/// Number of bins for a tensor of `elements`. With this number, few elements share a bin, and clearing the bins is
+/// cheap.
 const fn bins(elements: usize) -> usize {
     let wanted = (elements / 16).next_power_of_two();
     if wanted < 64 {
@@ -24,16 +24,16 @@ const fn bins(elements: usize) -> usize {
     }
 }
 
-/// Words of workspace that [`measure`] needs for a row of `keeps` entries. This is half a word per element, one word
-/// per entry, and at most 24,833 additional words.
+/// Words of workspace that [`measure`] needs for a row of `keeps` entries. The number is half a word per element, one
+/// word per entry, and at most 24,833 additional words.
 pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
     let bins = bins(shape.elements());
     // The parts are: sorted keeps, candidates, energy of each bin, ranks at the bins' edges, marks.
     keeps + shape.elements().div_ceil(2) + bins + bins.div_ceil(2) + 1 + bins / 64
 }
 
-/// Measures the squared error of keeping k elements, for each k in `keeps`. Values are sent as `values`.
-/// `squared_errors[i]` belongs to `keeps[i]`; the keeps may be in any order. The error is the energy (sum of squares)
+/// Measures the squared error of keeping k elements, for each k in `keeps`. `values` is the type of the sent values.
+/// `squared_errors[i]` belongs to `keeps[i]`; `keeps` may be in any order. The error is the energy (sum of squares)
 /// outside the k largest magnitudes, plus the squared rounding error of the kept values.
 ///
 /// Errors are f64 sums of non-negative terms, so small errors are as precise as large ones.
@@ -45,8 +45,8 @@ pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
 /// [`measure_workspace_len`].
 ///
 /// # Complexity
-/// O(n + c log c + m log m) for n elements and m keeps. Here c is the number of candidates that share a bin with one of
-/// the m thresholds. It is small unless many magnitudes are nearly equal.
+/// O(n + c log c + m log m) for n elements and m keeps. The number c of candidates that share a bin with one of the m
+/// thresholds is small, unless many magnitudes are nearly equal.
 ///
 /// ```
 /// use lgreco_compress::topk::{measure, measure_workspace_len};
@@ -86,7 +86,7 @@ fn cost<V: WireValue>(bits: u32) -> Cost {
     let value = f32::from_bits(bits);
     let rounding = value as f64 - V::rounded(value) as f64;
     let kept = rounding * rounding;
-    // Never negative: rounding to nearest changes a value by at most the value itself.
+    // `dropped` is never negative: rounding to nearest changes a value by at most the value itself.
     Cost { kept, dropped: value as f64 * value as f64 - kept }
 }
 
@@ -139,7 +139,7 @@ fn row<T: Element, V: WireValue>(
 struct Bins<'a> {
     bottom: u32,
     shift: u32,
-    /// Number of candidates in this bin and all higher ones; has one entry more than there are bins.
+    /// For each bin, the number of candidates in this bin and all higher bins. A last entry is 0.
     from: &'a mut [u32],
     /// Squared error saved by keeping the bin's candidates; filled only for bins without a mark.
     energies: &'a mut [f64],
@@ -187,8 +187,8 @@ impl<'a> Bins<'a> {
         }
     }
 
-    /// Sums the energies of bins without a mark, and sorts the candidates of marked bins. Returns the total rounding
-    /// error if all candidates are kept, and the sorted candidates.
+    /// Sums the energies of bins without a mark, and sorts the candidates of marked bins. Returns the squared rounding
+    /// error of keeping all candidates, and the sorted candidates of marked bins.
     fn sum_energies<'c, V: WireValue>(&mut self, candidates: &'c mut [u32]) -> (f64, &'c [u32]) {
         let mut kept = 0.0;
         let mut crowded = 0;
@@ -223,7 +223,7 @@ struct Dropped<'a> {
 }
 
 impl Dropped<'_> {
-    /// Drops further candidates until `count` are dropped.
+    /// Drops further candidates until `count` candidates are dropped.
     fn advance<V: WireValue>(&mut self, bins: &Bins<'_>, count: usize) {
         while self.count < count {
             let end = (bins.from[0] - bins.from[self.bin + 1]) as usize;

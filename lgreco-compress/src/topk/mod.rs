@@ -1,8 +1,9 @@
 //! TopK: the k largest magnitudes of a tensor, with their positions.
 //!
 //! # Payload body
-//! `parameter` is k. It is 0 if nothing is sent, but [`TopK`] sends at least one element. `variant` has the value type
-//! in bits 0–1 (a [`Dtype`] discriminant) and the position layout in bits 2–3. Its other bits are 0.
+//! `parameter` is k. Other methods may send k = 0 elements in this format, but [`TopK`] keeps at least one element of a
+//! tensor that has any. `variant` has the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
+//! bits 2–3. The other bits of `variant` are 0.
 //!
 //! | bytes | content |
 //! |---|---|

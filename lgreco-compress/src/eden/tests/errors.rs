@@ -1,4 +1,4 @@
-//! Tests the error of decoded values, and that measured rows equal it.
+//! Tests the errors of decoded values, and compares them with the measured errors.
 
 use super::*;
 

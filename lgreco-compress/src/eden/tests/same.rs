@@ -80,7 +80,7 @@ fn settings_are_written_and_read() {
         assert_eq!((std::format!("{setting}").as_str(), text.parse()), (text, Ok(setting)));
         let (id, parameters) = setting.data();
         assert_eq!((id, Setting::from_data(id, parameters, &Methods::NONE)), (10, Ok(setting)));
-        // Ranks may differ in the scale.
+        // The ranks of a run may use different scales.
         let other = Setting::Eden(Eden { scale: Scale::LeastSquares, ..eden });
         assert_eq!(setting.agreed(), other.agreed());
     }

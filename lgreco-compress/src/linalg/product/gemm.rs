@@ -3,8 +3,8 @@
 //!
 //! `M` is read in tiles of at most [`EDGE`] × [`EDGE`]. Each tile is multiplied with all columns of a factor at once.
 //! An element of the result is summed in f32 over at most 256 terms (the block depth of `matrixmultiply`). The blocks
-//! of a tile are summed in f32, and the tiles in f64. None of this depends on the rank, so the rank does not change the
-//! bits.
+//! of a tile are summed in f32, and the tiles in f64. The order of these sums does not depend on the rank, so the rank
+//! does not change the bits.
 
 use super::Matrix;
 use crate::gradient::{Dtype, Element};

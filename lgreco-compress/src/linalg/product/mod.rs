@@ -1,13 +1,14 @@
 //! The two products of PowerSGD, `M Q` and `Mᵀ P`, without transposing `M`.
 //!
-//! There are two implementations with the same functions, guarantees and tests: `portable`, and `gemm` with the feature
-//! `gemm`. `M` is read once per product. An element of the result is the same sum in the same order for every rank and
-//! element type.
+//! The modules `portable` and `gemm` (with the feature `gemm`) implement the same functions, with the same guarantees
+//! and tests. `M` is read once per product. An element of the result is the same sum in the same order for every rank
+//! and element type.
 //!
 //! Plain loops without fused multiply-add reach half the speed of `matrixmultiply` at rank 64. So the feature `gemm`
 //! uses `matrixmultiply` through `ndarray`; the command-line tool turns it on. With the feature, this crate still needs
-//! no unsafe code, and a column of the result still does not depend on the rank. But the last bits differ between
-//! processors, and products allocate packing buffers. Code outside this module does not depend on the choice.
+//! no unsafe code, and a column of the result still does not depend on the rank. But with the feature, the last bits
+//! differ between processors, and products allocate packing buffers. Code outside this module does not depend on the
+//! implementation.
 
 #[cfg(feature = "gemm")]
 mod gemm;

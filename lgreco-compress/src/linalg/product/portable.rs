@@ -83,12 +83,13 @@ struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// A placeholder for a part that runs on another core. `with` provides the memory there.
+    /// An empty placeholder for a part that runs on another core. On that core, `with` provides the memory.
     fn none() -> Self {
         Scratch { tile: &mut [], sums: &mut [] }
     }
 
-    /// Runs `work` with this memory. If there is none, uses memory on the stack that suffices for factors of one panel.
+    /// Runs `work` with this memory. An empty placeholder is replaced by memory on the stack, enough for factors of one
+    /// panel.
     fn with<R>(self, work: impl FnOnce(Scratch<'_>) -> R) -> R {
         if self.tile.is_empty() {
             let (mut tile, mut sums) = ([0.0; TILE_ROWS * STRIDE], [[0.0; LANES]; TILE_COLS]);
