@@ -28,9 +28,9 @@ pub enum Error {
     Length {
         /// The argument's name.
         what: &'static str,
-        /// The length that it must have. Buffers and workspaces may be longer.
+        /// The required length. Buffers and workspaces may be longer.
         expected: usize,
-        /// The length that it has.
+        /// The length of the slice.
         found: usize,
     },
     /// A parameter is outside its range.
@@ -176,8 +176,8 @@ pub enum Error {
         budget: f64,
         /// The smallest error of any plan, rounded up. A plan exists for every budget from this number on.
         smallest: f64,
-        /// The size in bits of the plan with the smallest error. Of a layer's options with equal errors, this plan has
-        /// the smallest.
+        /// The size in bits of the plan with the smallest error. If options of a layer have equal errors, this plan has
+        /// the smallest of these options.
         size: u64,
     },
     /// The plan's error exceeds its budget.
@@ -200,8 +200,8 @@ pub enum Error {
         limit: u64,
         /// The smallest size of any plan, in bits. A plan exists for every limit from this number on.
         smallest: u64,
-        /// The error of the plan with the smallest size, rounded up. Of a layer's options with equal sizes, this plan
-        /// has the one with the least error.
+        /// The error of the plan with the smallest size, rounded up. If options of a layer have equal sizes, this plan
+        /// has the option with the least error.
         error: f64,
     },
     /// The plan's size exceeds its limit.
@@ -228,7 +228,7 @@ pub enum Error {
         "layer {layer}: none of its options is shared by all layers of its group, the first of which is layer {first}, counted from 0; compare their labels and fixed options"
     )]
     NoSharedOption {
-        /// Index of the first layer of the group that has none of the options shared by the group's earlier layers.
+        /// Index of the group's first layer that has none of the options shared by all earlier layers.
         layer: usize,
         /// Index of the group's first layer.
         first: usize,
@@ -256,7 +256,7 @@ pub enum Error {
         layer: usize,
         /// Index of the option that the plan chooses.
         option: usize,
-        /// Index of an allowed option: one that agrees with the choices of the group's earlier layers.
+        /// Index of an allowed option, which agrees with the choices of the group's earlier layers.
         allowed: usize,
     },
 
@@ -345,7 +345,7 @@ impl Error {
         Error::SizeInfeasible { limit, smallest, error: finite_or_infinite(error) }
     }
 
-    /// The permanent number of this kind of error. It is never 0, and numbers are never reused.
+    /// The permanent number of this kind of error. Numbers are never 0 and never reused.
     pub const fn code(&self) -> u32 {
         match self {
             Error::Length { .. } => 1,

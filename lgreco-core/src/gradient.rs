@@ -91,7 +91,8 @@ impl Values<'_> {
     }
 }
 
-/// The matrix view of a tensor. `rows` is the first dimension; `cols` is the product of the others, 1 for a vector.
+/// The matrix view of a tensor. `rows` is the first dimension; `cols` is the product of all other dimensions, 1 for a
+/// vector.
 ///
 /// ```
 /// use lgreco_core::gradient::Shape;

@@ -1,8 +1,9 @@
-//! Error tables, and planners that choose one option per layer from them. The compressors are in other crates.
+//! Error tables of compression options, and planners that choose one option per layer. The compressors are in other
+//! crates.
 //!
-//! A [`table`] lists the options of each layer of a model. Each option has a size in bits and an error.
-//! A [`plan`] chooses one option per layer. It minimises the size within an error budget, or the error within a size limit.
-//! The caller measures the options. The crate `lgreco` does so with the compressors of `lgreco-compress`.
+//! A [`table`] lists the options of each layer of a model. Each option has a size in bits and an error. A [`plan`]
+//! chooses one option per layer. Planners minimise the size within an error budget, or the error within a size limit.
+//! The caller measures the options; the crate `lgreco` measures the compressors of `lgreco-compress`.
 //!
 //! ```
 //! use lgreco_core::plan::{Limit, check, dp};
@@ -28,12 +29,12 @@
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
 //! * `error`: the squared L2 norm of `gradient − decode(encode(gradient))`, converted to the chosen metric; `f64`.
 //! * workspaces: counted in 8-byte words. All calls take a workspace as `&mut [u64]`, and use parts of it as f32, f64
-//!   or u32. Its old content never changes a result; tests fill workspaces with arbitrary bits.
+//!   or u32. The old content of a workspace never changes a result; tests fill workspaces with arbitrary bits.
 //!
 //! # Features
-//! The crate is `no_std`. Without features it needs no allocator: every planner works on the caller's buffers.
+//! The crate is `no_std`. Without features the crate needs no allocator: every planner works on the caller's buffers.
 //! * `std`: chooses vector instructions at run time. Without this feature, loops use the instructions of the
-//!   compilation target. Results have the same bits with and without it.
+//!   compilation target. Results have the same bits with and without `std`.
 //! * `avx512`: also compiles loops for AVX-512. Compilation takes a third longer. Implies `std`.
 //! * `alloc`: plans that own their choices, and a planner that allocates its workspace.
 #![no_std]

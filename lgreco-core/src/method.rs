@@ -108,11 +108,11 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
-    /// Whether residuals stay bounded even if a payload contains no part of the gradient. This is true for threshold
-    /// methods: they send a value as soon as its sum with the residual reaches the threshold. Defaults to false.
+    /// Whether residuals stay bounded even if a payload contains no part of the gradient. Threshold methods return
+    /// true, because they send a value as soon as its sum with the residual reaches the threshold. Defaults to false.
     ///
-    /// If this is false, the residual of a layer could grow without limit when the squared error is at least the
-    /// gradient's squared norm. So a controller leaves such a layer uncompressed.
+    /// In a method that returns false, a layer's residual could grow without limit when the squared error is at least
+    /// the gradient's squared norm. So controllers leave such layers uncompressed.
     fn is_bounded(&self, parameters: &Parameters) -> bool {
         let _ = parameters;
         false

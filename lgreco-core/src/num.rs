@@ -4,17 +4,17 @@
 //! from a reference plan is rounded up, so the reference plan always meets this budget. `plan::check` repeats the
 //! comparison with separate, exact arithmetic.
 
-/// Square root. Its bits are the same with and without std.
+/// Square root. The result has the same bits with and without std.
 pub fn sqrt(x: f64) -> f64 {
     num_traits::Float::sqrt(x)
 }
 
-/// Natural logarithm. Its last bits may differ with and without std.
+/// Natural logarithm. The last bits of the result may differ with and without std.
 pub fn ln(x: f64) -> f64 {
     num_traits::Float::ln(x)
 }
 
-/// Exponential function. Its last bits may differ with and without std.
+/// Exponential function. The last bits of the result may differ with and without std.
 pub fn exp(x: f64) -> f64 {
     num_traits::Float::exp(x)
 }

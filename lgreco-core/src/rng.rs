@@ -1,7 +1,7 @@
 //! Counter-based random bits: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A random word depends only on seed, step, layer, rank and element. Scheduling, block size, instruction set and backend do
-//! not change it.
+//! A random word depends only on seed, step, layer, rank and element. Scheduling, block size, instruction set and
+//! backend do not change the word.
 
 pub mod block;
 
@@ -20,8 +20,8 @@ pub struct Stream {
     pub step: u32,
     /// Index of the layer in the model.
     pub layer: u32,
-    /// Rank of the worker. It must differ between workers. With equal ranks, the workers' rounding errors would
-    /// correlate and not average out.
+    /// Rank of the worker, different for every worker. With equal ranks, the workers' rounding errors would correlate
+    /// and not average out.
     pub rank: u32,
 }
 

@@ -6,8 +6,8 @@
 //! [`dispatch`] compiles each loop for three instruction sets through `pulp`, or for two without the feature `avx512`.
 //! `pulp` contains the unsafe code; this crate has none. Builds without `std` compile each loop once.
 //!
-//! Hot loops do not convert floats to integers. They add 2²³ to an f32, or 2⁵² to an f64, which puts the rounded integer
-//! into the mantissa. The addition vectorises on every target, and gives the same bits on GPUs.
+//! Hot loops do not convert floats to integers. Instead, adding 2²³ to an f32, or 2⁵² to an f64, puts the rounded
+//! integer into the mantissa. This addition vectorises on every target, and gives the same bits on GPUs.
 
 /// A loop that is compiled once per instruction set.
 ///
@@ -33,7 +33,8 @@ pub trait Kernel {
     fn run(self) -> Self::Output;
 }
 
-/// Runs `kernel` with the best instructions of this processor. Without the feature `std` it uses the target's baseline.
+/// Runs `kernel` with the best instructions of this processor. Without the feature `std`, uses the target's baseline
+/// instructions.
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(feature = "std")]
     {
@@ -53,8 +54,9 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
 
 /// Runs a function of one argument as [`dispatch`] runs a kernel.
 ///
-/// The function must be `#[inline(always)]`. Otherwise it is compiled for the baseline instructions alone, and may take
-/// twice as long. This is a macro because Rust does not inline a function that is passed as a value.
+/// The function must be `#[inline(always)]`. Without this attribute, the function is compiled for the baseline
+/// instructions alone, and may take twice as long. This is a macro because Rust does not inline a function that is
+/// passed as a value.
 ///
 /// ```
 /// use lgreco_core::simd::dispatch_with;

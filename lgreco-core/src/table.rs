@@ -18,8 +18,8 @@ pub struct Choice {
     pub error: f64,
 }
 
-/// A validated error table that borrows its options. It has the layers in the model's order. Each layer has at least
-/// one option.
+/// A validated error table that borrows its options. The layers are in the model's order. Each layer has at least one
+/// option.
 ///
 /// Invariants: every error is finite and not negative. The sum over layers of each layer's largest size is below 2^64.
 ///
@@ -86,8 +86,8 @@ impl<'a> Table<'a> {
         Ok(Table { choices, ends })
     }
 
-    /// Builds the table again from slices that [`new`](Table::new) accepted before. Planners may panic on other slices.
-    /// O(1).
+    /// Builds the table again from slices that [`new`](Table::new) accepted before. Planners may panic on slices that
+    /// were never validated. O(1).
     pub fn of_checked(choices: &'a [Choice], ends: &'a [usize]) -> Self {
         debug_assert!(Table::new(choices, ends).is_ok());
         Table { choices, ends }

@@ -73,9 +73,9 @@ impl fmt::Display for Meant<'_> {
     }
 }
 
-/// Whether `found` is probably a misspelling of `known`. This is assumed if `found` is a part of `known` of at least 4
-/// letters, if it has the same letters in another order, or if it differs from `known` by at most one edit per three
-/// letters.
+/// Whether `found` is probably a misspelling of `known`. A misspelling is a part of `known` with at least 4 letters, or
+/// has the same letters in another order. Words that differ by at most one edit per three letters of `known` are also
+/// misspellings.
 fn is_near(found: &str, known: &str) -> bool {
     let count = |word: &str, letter: char| word.chars().filter(|&c| c == letter).count();
     let is_part = found.len() > 3 && known.contains(found);
@@ -89,7 +89,7 @@ pub fn nearest(found: &str, known: &[&'static str]) -> &'static str {
     known.iter().copied().min_by_key(|known| distance(found, known)).unwrap_or_default()
 }
 
-/// Levenshtein distance between the first 40 characters of both words. It ignores the case of ASCII letters.
+/// Levenshtein distance between the first 40 characters of both words. The distance ignores the case of ASCII letters.
 fn distance(found: &str, known: &str) -> usize {
     const LONGEST: usize = 40;
     let mut row: [usize; LONGEST + 1] = core::array::from_fn(|column| column);

@@ -1,5 +1,5 @@
-//! A budget states the largest allowed error or the largest allowed size of a plan. This limit is an absolute number,
-//! or a multiple of a reference plan's error or size.
+//! A budget states the largest allowed error or the largest allowed size of a plan. The limit is an absolute number, or
+//! a multiple of a reference plan's error or size.
 
 use super::{Limit, goal::parts};
 use crate::{Error, Result, num::Sum, table::Table};

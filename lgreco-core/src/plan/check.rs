@@ -3,7 +3,7 @@
 //! Its comparisons are exact. Every finite f64 is an integer multiple of 2^-1074. The verifier represents errors,
 //! budgets and bounds as 2176-bit multiples of this unit, and adds and compares these integers. A plan passes only if
 //! the true sum of its errors is within the budget. The solvers' 106-bit sums are never below the true sum. So every
-//! plan that a solver accepts as within its budget also passes here.
+//! plan that a solver accepts as within its budget also passes the verifier.
 
 use super::{Proof, Summary};
 use crate::{Error, Result, table::Table};
@@ -63,7 +63,7 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
     }
     let near = error.is_finite() && error >= 0.0 && {
         let below = error.next_down().max(0.0);
-        // `f64::MAX` has no finite successor. For it, the distance to its predecessor is also used as the step up.
+        // `f64::MAX` has no finite successor. For this number, the step up is the distance to its predecessor.
         let step = if error < f64::MAX { error.next_up() - error } else { error - below };
         let mut above = ExactSum::from(error);
         above.add(step);
@@ -213,8 +213,8 @@ mod tests {
     }
 
     proptest! {
-        /// If the exact sum exceeds a budget, the solvers' sum also exceeds it. The two sums differ only in the last of
-        /// 106 bits.
+        /// If the exact sum exceeds a budget, the solvers' sum also exceeds this budget. The two sums differ only in
+        /// the last of 106 bits.
         #[test]
         fn solver_sums_are_never_below(
             values in prop::collection::vec((0u64..1 << 53, -80i32..80), 1..20), nudge in -3i32..3,

@@ -26,7 +26,7 @@ impl Merged<'_> {
     ///
     /// # Errors
     /// The errors of [`solve_against`](super::solve_against). [`Error::Infeasible`] and [`Error::SizeInfeasible`] state
-    /// the best values within the constraints.
+    /// the smallest error or size within the constraints.
     ///
     /// # Complexity
     /// The complexity of the solver on the merged table. If the rounding of a group's errors decides whether a plan

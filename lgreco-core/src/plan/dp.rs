@@ -7,36 +7,37 @@
 //! Under a size limit the roles are exchanged: the size limit is divided into cells, and rows hold errors as integers
 //! of about 44 bits. So under a size limit, both sizes and errors are rounded.
 //!
-//! **Ties:** Of plans with equal objective, the solver takes the one with the fewest cells. Of plans that also have
-//! equally many cells, it takes the one with the lowest option index in the last layer in which the plans differ.
+//! **Ties:** Of plans with equal objective, the solver takes the one with the fewest cells. Of plans with equal
+//! objectives and cells, the solver takes the one with the lowest option index in the last layer where they differ.
 //!
 //! # Where this differs from the released NumPy code, and why
-//! * For layer 0, their code accepts an option only when `cell > error`, for later layers when `cell >= error`. Here
-//!   every layer uses `>=`, as Algorithm 1 does. With `>`, the solver would miss a plan that uses exactly the budget.
-//! * In their code every option costs at least one cell. Here an error of zero costs no cells. So "do not compress" is
-//!   free, and plans can exist for a budget of zero.
-//! * If the last row has no finite entry, their code traces back from cell 0, and returns a plan over budget. Here the
-//!   call returns [`Error::Infeasible`], with the smallest possible error.
-//! * Their code accepts NaN, because it discards the result of its check. It also divides by the reference error, even
-//!   if this is zero. Here both cases are excluded before the grid is built.
+//! * For layer 0, the released code accepts an option only when `cell > error`, for later layers when `cell >= error`.
+//!   This module uses `>=` for every layer, as Algorithm 1 does. With `>`, the solver would miss a plan that uses
+//!   exactly the budget.
+//! * In the released code, every option costs at least one cell. In this module, an error of zero costs no cells. So
+//!   "do not compress" is free, and plans can exist for a budget of zero.
+//! * If the last row has no finite entry, the released code traces back from cell 0, and returns a plan over budget. In
+//!   this case, `solve` returns [`Error::Infeasible`] with the smallest possible error.
+//! * The released code accepts NaN, because it discards the result of its check. The released code also divides by the
+//!   reference error, even if that error is zero. `solve` excludes NaN and divisions by zero before the grid is built.
 //! * **Deviation from Algorithm 1:** because costs are rounded up, sometimes no plan fits the grid although some plans
-//!   meet the budget. In this case `solve` returns the plan of least error. Of a layer's options with equal error, this
-//!   plan has the smallest one, and of equal options the one with the lowest index.
+//!   meet the budget. In this case `solve` returns the plan of least error. If options of a layer have equal error,
+//!   this plan has the smallest of these options. Of equal options, this plan has the one with the lowest index.
 //!
 //! # How it is made fast
 //! * A cell holds one number, `objective · 2^k + option`. So relaxing a cell takes one addition and one minimum, and
 //!   the minimum also breaks ties. Sizes are divided by their greatest common divisor. If all numbers are below 2^52,
-//!   cells are f64, which hold them exactly. Otherwise cells are integers of 128 bits. The same code handles both
-//!   formats.
+//!   cells are f64, which hold these numbers exactly. Otherwise cells are integers of 128 bits. The same code handles
+//!   both formats.
 //! * A block of cells stays in the first-level cache while all options of a layer are applied to it. Four options are
 //!   relaxed per pass.
 //! * Dominated options are dropped: an option is dominated if another one needs at most as many cells and has at most
 //!   the same objective. The tie rule never chooses a dominated option.
-//! * The cells of each layer's cheapest option are deducted in advance, which leaves fewer cells to fill. Cells that the
-//!   layers so far cannot reach are skipped.
-//! * The trace takes most of the memory. With f64 cells it takes one byte per layer and cell, or two bytes if a layer
-//!   has more than 256 options. With 128-bit cells it takes four bytes. Bit-packing would save little and slow down the
-//!   inner loop.
+//! * The cells of each layer's cheapest option are deducted in advance, which leaves fewer cells to fill. Cells that no
+//!   choice for the layers so far can reach are skipped.
+//! * The trace (the chosen option of every layer and cell) takes most of the memory. With f64 cells, a trace entry
+//!   takes one byte, or two bytes if a layer has more than 256 options. With 128-bit cells, an entry takes four bytes.
+//!   Bit-packing would save little and slow down the inner loop.
 
 mod cell;
 mod grid;
@@ -72,8 +73,8 @@ impl Layout {
         Layout { unit, index_bits, narrow }
     }
 
-    /// The layout for a size limit. It never needs more workspace than the layout of [`of`](Layout::of). The sum of a
-    /// plan's objectives is below 2^([`bits`](Layout::bits)).
+    /// The layout for a size limit, which never needs more workspace than the layout of [`of`](Layout::of). The sum of
+    /// a plan's objectives is below 2^([`bits`](Layout::bits)).
     fn of_errors(table: &Table) -> Layout {
         let index_bits = index_bits(table);
         Layout { unit: 1, index_bits, narrow: index_bits <= NARROW }
@@ -146,10 +147,10 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Parameter`] for `levels == 0`. [`Error::Length`]
-/// when `options` does not have one entry per layer or `workspace` is too short. [`Error::Infeasible`], with the
-/// smallest possible error, when no plan meets the budget. [`Error::SizeInfeasible`], with the smallest possible size,
-/// when none meets the size limit.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative. [`Error::Parameter`] for `levels == 0`.
+/// [`Error::Length`] when `options` does not have one entry per layer or `workspace` is too short.
+/// [`Error::Infeasible`], with the smallest possible error, when no plan meets the budget. [`Error::SizeInfeasible`],
+/// with the smallest possible size, when no plan meets the size limit.
 ///
 /// # Complexity
 /// O(options·levels) time; [`workspace_len`] words; no allocator.

@@ -39,8 +39,8 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether the point is proved to be on the frontier. If it is, no plan with at most this error is smaller, and no
-    /// plan of at most this size has less error (to [`Proof::RESOLUTION`]).
+    /// Whether the point is proved to be on the frontier. In this case, no plan with at most the point's error is
+    /// smaller, and no plan of at most its size has less error (to [`Proof::RESOLUTION`]).
     pub fn proven(&self) -> bool {
         let summary = self.plan.summary();
         summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION
@@ -50,12 +50,12 @@ impl Point {
 impl Merged<'_> {
     /// Finds the plans within the constraints that no other plan beats in both size and error.
     ///
-    /// If there are at most `most` such plans, it returns all of them. Otherwise it returns up to `most` of them, at
+    /// Returns all such plans if their number is at most `most`. Otherwise returns up to `most` of these plans, at
     /// sizes that grow by a constant factor. Errors are treated as equal if their relative difference is at most
     /// [`Proof::RESOLUTION`].
     ///
     /// If the exact solver reaches its `limits` for a point, [`Point::proven`] is false, and adjacent points may be
-    /// missing. If another plan beats this point, the point is left out and [`Frontier::proven`] is false.
+    /// missing. If another plan beats an unproved point, the point is left out and [`Frontier::proven`] is false.
     ///
     /// # Errors
     /// [`Error::Parameter`] when `most` is below 2, or when the error of every plan overflows f64. [`Error::OutOfMemory`]
@@ -81,8 +81,8 @@ impl Merged<'_> {
             }
         }
         let ended = size(&points) == smallest || points.len() < most;
-        // `proven` includes the points that are removed below as dominated: an unproved point may hide other points,
-        // even if it is dominated itself.
+        // `proven` includes the dominated points that are removed below: even a dominated point may hide other points
+        // if it is unproved.
         let mut proven = points.iter().all(Point::proven);
         let complete = ended && proven;
         if !ended {

@@ -1,16 +1,16 @@
 //! Brings both problems (least size and least error) into one form: minimise an integer, called the objective, while
 //! the other quantity is limited.
 //!
-//! Under an error budget the objective is the size in bits. Under a size limit it is the error, rounded down to a multiple
-//! of a power of two. The sum of a plan's integers is exact, and never exceeds the plan's error.
+//! Under an error budget the objective is the size in bits. Under a size limit the objective is the error, rounded down
+//! to a multiple of a power of two. The sum of a plan's integers is exact, and never exceeds the plan's error.
 
 use super::{Limit, Proof};
 use crate::num::Sum;
 use crate::table::{Choice, Table};
 use core::cmp::Ordering;
 
-/// If the sum of the layers' largest errors is at most this multiple of the sum of their smallest errors, `Goal::new`
-/// needs no ceiling from a known plan.
+/// Largest ratio of the sum of the layers' largest errors to the sum of their smallest errors for which `Goal::new`
+/// needs no known plan.
 const NEAR: f64 = (1u32 << 16) as f64;
 
 /// A limit on one quantity, and the conversion of the other quantity to an integer objective.
@@ -70,7 +70,7 @@ impl Goal {
         Goal { limit, exponent: (above + 1 - bits as i32).max(-1074), ceiling }
     }
 
-    /// The objective of an option. `None` if no optimal plan can contain it.
+    /// The objective of an option. Returns `None` if no optimal plan can contain the option.
     #[inline]
     pub(super) fn objective(&self, choice: &Choice) -> Option<u64> {
         match self.limit {
@@ -135,11 +135,11 @@ impl Goal {
     }
 }
 
-/// The error of one plan within `size` bits, or infinity if there is none.
+/// The error of one plan within `size` bits, or infinity if no plan fits.
 ///
 /// The result is at most about 2·layers times the smallest possible error. The search bisects over thresholds that are
 /// powers of two. The plan for a threshold takes each layer's smallest option with at most that error. The result is
-/// the error of the plan for the smallest threshold whose plan fits.
+/// the error of the plan for the smallest threshold that gives a plan within `size` bits.
 ///
 /// # Complexity
 /// O(options), in about 12 passes.
@@ -178,8 +178,8 @@ fn cells(error: f64, budget: f64, levels: u32) -> u32 {
     let ((error_mantissa, error_exponent), (budget_mantissa, budget_exponent)) = (parts(error), parts(budget));
     let shift = (budget_exponent - error_exponent) as u32;
     let needed = u128::from(error_mantissa) * u128::from(levels);
-    // `needed` is below 2^85. If the budget's exponent exceeds the error's exponent by 43 or more, the budget's
-    // mantissa is at least 2^52, so a single cell already covers `needed`.
+    // `needed` is below 2^85. If `shift` is 43 or more, the budget's mantissa is at least 2^52, so a single cell covers
+    // `needed`.
     let covers = |k: u32| k > 0 && (shift >= 43 || (u128::from(budget_mantissa) * u128::from(k)) << shift >= needed);
     let guess = num_traits::Float::ceil(error / budget * f64::from(levels));
     let mut k = (guess as u32).clamp(1, levels);

@@ -83,7 +83,7 @@ pub enum Proof {
     },
     /// The error was minimised within a size limit.
     Error {
-        /// No plan within the limit has less error than this.
+        /// No plan within the limit has less error than this number.
         lower_bound: f64,
         /// The largest number of bits that the plan may have.
         size_limit: u64,

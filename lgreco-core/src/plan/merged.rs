@@ -154,8 +154,8 @@ impl<'a> Merged<'a> {
         Merged { table, rows, ends, low, high }
     }
 
-    /// The merged table, with errors rounded up. It has one layer per group and per ungrouped layer, in the order of their
-    /// first layers.
+    /// The merged table, with errors rounded up. This table has one layer per group and per ungrouped layer, in the
+    /// order of their first layers.
     pub fn view(&self) -> Table<'_> {
         self.table_of(self.high.as_ref().unwrap_or(&self.low))
     }
@@ -182,8 +182,8 @@ impl<'a> Merged<'a> {
         &self.rows[layer].layers
     }
 
-    /// For each merged layer, its option of least error, compared without rounding. Of options with equal error, the
-    /// smallest one.
+    /// The option of least error for each merged layer, compared without rounding. If several options have equal error,
+    /// takes the smallest.
     pub(super) fn most_exact(&self) -> Vec<u32> {
         let least = self.rows.iter().map(|row| {
             let error = |options: &[u32]| -> Sum {
@@ -195,7 +195,7 @@ impl<'a> Merged<'a> {
                 layers.map(|(&layer, &option)| self.table.layer(layer)[option as usize].size).sum()
             };
             let options = row.options().map(|options| (error(options), size(options))).zip(0..);
-            // A sum that overflows f64 is NaN. It is ordered after all numbers.
+            // A sum that overflows f64 is NaN, and is ordered after all numbers.
             let order = |((a, a_size), _): &((Sum, u64), u32), ((b, b_size), _): &((Sum, u64), u32)| {
                 let overflow = || a.value().is_nan().cmp(&b.value().is_nan());
                 a.partial_cmp(b).unwrap_or_else(overflow).then(a_size.cmp(b_size))

@@ -63,7 +63,7 @@ pub struct Summary {
 impl Summary {
     /// Sums size and error of `options`, one per layer, and checks the limit.
     ///
-    /// The caller guarantees the `proof`: no plan within its limit is below its lower bound.
+    /// The caller guarantees that no plan within the limit of `proof` is below the lower bound of `proof`.
     ///
     /// ```
     /// # use lgreco_core::{Error, plan::{Proof, Summary}, table::{Choice, Table}};
@@ -118,7 +118,8 @@ impl Summary {
 
     /// Relative gap: the minimised quantity exceeds the optimum by at most this fraction of the lower bound.
     ///
-    /// It is 0 when the plan is proved optimal. It is infinite when the error is positive and its lower bound is 0.
+    /// The gap is 0 when the plan is proved optimal. The gap is infinite when the error is positive and its lower bound
+    /// is 0.
     pub fn gap(&self) -> f64 {
         match self.proof {
             _ if self.proven() => 0.0,

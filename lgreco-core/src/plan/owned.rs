@@ -23,7 +23,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Verifies options chosen for `table`, and makes a plan of them. `solver` is a name for display.
+    /// Verifies options chosen for `table`, and makes a plan of these options. `solver` is a name for display.
     ///
     /// ```
     /// # use lgreco_core::{Error, plan::{Plan, Proof, Summary}, table::{Choice, Table}};

@@ -19,7 +19,7 @@ use alloc::{vec, vec::Vec};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Solver {
-    /// The exact solver. If it reaches its limits, it returns the best plan found and the proved gap.
+    /// The exact solver. If the solver reaches its limits, it returns the best plan found and the proved gap.
     Exact(exact::Limits),
     /// Algorithm 1 of the paper.
     Dp {
@@ -48,9 +48,9 @@ impl Solver {
 /// for all states would take many times longer than solving such a table.
 const FIRST_STATES: usize = 1 << 14;
 
-/// Solves exactly in up to three attempts. The first uses few states. The second is Algorithm 1, if it may find a
-/// better plan. The third uses all states, if the plan is not proved optimal yet. Keeps the best plan and the largest
-/// lower bound.
+/// Solves exactly in up to three attempts. The first attempt uses few states. The second attempt is Algorithm 1, if
+/// this algorithm may find a better plan. The third attempt uses all states, unless the plan is already proved optimal.
+/// Keeps the best plan and the largest lower bound.
 fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
@@ -83,9 +83,9 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
 
 /// Chooses one option per layer. The reference plan is the one that the budget names, if any.
 ///
-/// [`check`](super::check) verifies that the plan is within the budget. The solver makes the other quantity as small as
-/// it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is at least the relaxation's
-/// bound.
+/// [`check`](super::check) verifies that the plan is within the budget. The solver makes the quantity that the budget
+/// does not limit as small as it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is
+/// at least the relaxation's bound.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -112,9 +112,9 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan> {
 
 /// Chooses one option per layer, and never a worse plan than `reference`.
 ///
-/// If the reference plan is within the budget, the result is at most as large as the reference plan. Under a size
-/// limit, its error is at most that of the reference plan. Algorithm 1 rounds the limited quantity up, so its plan can
-/// be worse than the reference plan. In this case the result is the reference plan.
+/// Under an error budget, the result is at most as large as a reference plan within the budget. Under a size limit, the
+/// result has at most the error of a reference plan within the limit. Algorithm 1 rounds the limited quantity up, so
+/// its plan can be worse than the reference plan. In this case the result is the reference plan.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -141,7 +141,7 @@ pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, s
     verified_against(table, found, reference, solver)
 }
 
-/// Runs the solver. The result is not verified yet.
+/// Runs the solver, without verifying the result.
 pub(super) fn choose(table: &Table, limit: Limit, solver: Solver) -> Result<(Vec<u32>, Summary)> {
     let mut options = vec![0; table.layers()];
     let summary = match solver {
@@ -155,7 +155,7 @@ pub(super) fn choose(table: &Table, limit: Limit, solver: Solver) -> Result<(Vec
     Ok((options, summary))
 }
 
-/// Verifies the options found, or the options of the reference plan if they are better.
+/// Verifies the options found, or those of the reference plan if that plan is better.
 pub(super) fn verified_against(
     table: &Table,
     (mut options, mut summary): (Vec<u32>, Summary),
@@ -178,7 +178,7 @@ pub(super) fn verified_against(
 impl Plan {
     /// Makes a plan of given options, such as the options of a [`baseline`](super::baseline) or of the reference plan.
     ///
-    /// Its lower bound comes from the relaxation. `solver` is a name for display.
+    /// The plan's lower bound comes from the relaxation. `solver` is a name for display.
     ///
     /// ```
     /// # use lgreco_core::{plan::{Limit, Plan, budget::Budget}, table::{Choice, Table}};
@@ -210,8 +210,8 @@ fn relaxed(table: &Table, limit: Limit) -> Result<Proof> {
     exact::lower_bound(table, limit, &mut workspace)
 }
 
-/// Allocates zeroed memory. The system maps its pages at their first use, so a large workspace is cheap if only a small
-/// part of it is used. `vec!` aborts if the allocation fails, so this function tries to reserve the memory first.
+/// Allocates zeroed memory. The operating system maps pages at their first use, so a large workspace is cheap if only a
+/// small part is used. `vec!` aborts if the allocation fails, so this function tries to reserve the memory first.
 fn workspace(words: usize) -> Result<Vec<u64>> {
     Vec::<u64>::new().try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
     Ok(vec![0; words])

@@ -3,7 +3,7 @@
 use super::Stream;
 
 /// Elements per block. A block fits the first-level cache. The size is a multiple of 8, so that blocks of packed codes
-/// start on byte boundaries. It is also a multiple of 4, the number of words of one counter.
+/// start on byte boundaries. The size is also a multiple of 4, the number of words of one counter.
 pub const BLOCK: usize = 512;
 
 /// Writes words `first .. first + BLOCK` of the stream, each shifted right by 9, which leaves 23 bits. `first` is a multiple
@@ -25,8 +25,8 @@ pub fn fill_words<const N: usize>(stream: &Stream, first: usize, words: &mut [u3
     }
 }
 
-/// The four words of one counter, each in the low half of a 64-bit lane. Callers ignore the upper halves. So each product of
-/// a round takes one widening multiplication and no shuffles.
+/// The four words of one counter, each in the low half of a 64-bit lane. Callers ignore the upper halves. With 64-bit
+/// lanes, each product of a round takes one widening multiplication and no shuffles.
 #[inline(always)]
 fn lanes(stream: &Stream, counter: u32) -> [u64; 4] {
     const LOW: u64 = 0xffff_ffff;

@@ -21,13 +21,13 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 
 /// Global top-k: one magnitude threshold over the whole model instead of one density per layer.
 ///
-/// TopK with a threshold τ sends an element if this saves at least τ² of squared error. The corresponding option of a
-/// table's layer minimises `squared error + λ·size`, with one λ for all layers. This option is a point on the lower
-/// convex hull of the layer's pairs (size, squared error).
+/// TopK with a threshold τ sends an element if sending saves at least τ² of squared error. In an error table, the
+/// corresponding option of a layer minimises `squared error + λ·size`, with one λ for all layers. Each such option is a
+/// point on the lower convex hull of the layer's pairs (size, squared error).
 ///
-/// λ decreases from infinity. Under an error budget, it decreases until the sum of errors, in the table's metric, is
-/// within the budget. Under a size limit, it decreases as long as the sum of sizes stays within the limit. If several
-/// layers take a step at the same λ, the steps are taken one by one in the order of layers.
+/// The weight λ decreases from infinity. Under an error budget, λ decreases until the sum of errors, in the table's
+/// metric, is within the budget. Under a size limit, λ decreases as long as the sum of sizes stays within the limit. If
+/// several layers take a step at the same λ, the steps are taken one by one in the order of layers.
 ///
 /// `squared` states whether the table's errors are squared norms. The baseline is meant for TopK tables, but takes any
 /// table.

@@ -14,17 +14,17 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
     2 * (layers + clusters) + 3 * layers + clusters + table.choices().len().div_ceil(2)
 }
 
-/// CGX's adaptive setting: it clusters layers by size and metric, and gives each cluster one compression level.
+/// CGX's adaptive setting: clusters layers by size and metric, and gives each cluster one compression level.
 ///
 /// Each layer is represented by the point (log `elements`, `metric`). Each axis is divided by its standard deviation
 /// over the layers. Clusters are ordered by the metric of their centres. An option is efficient if no other option of
 /// its layer beats it in both size and error. A level is a position in the list of a layer's efficient options. The
 /// levels of the clusters are spaced evenly, from the layer's smallest option to a finest level.
 ///
-/// In CGX, the finest level is set by hand. This function chooses it. Under an error budget, it takes the coarsest
-/// choice that keeps the plan within the budget. Under a size limit, it takes the finest choice that keeps the plan
-/// within the limit. If no choice keeps the plan within the budget, the layer with the largest error per bit takes its
-/// next larger efficient option. This repeats until the plan is within the budget.
+/// In CGX, users set the finest level by hand. This function derives the finest level from the limit. An error budget
+/// gives the coarsest choice within the budget, a size limit the finest choice within the limit. If no choice keeps the
+/// plan within the budget, the layer with the largest error per bit takes its next larger efficient option. This step
+/// repeats until the plan is within the budget.
 ///
 /// `metric` is the layer's sensitivity. CGX uses the norm of the gradient's 100 largest elements; the L-GreCo paper
 /// uses the error of the default option. `clusters` is the number of levels. CGX has one level per bit width; the
@@ -58,7 +58,7 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 ///
 /// # Source
 /// CGX (Middleware 2022), the authors' development code. Deviations: this function takes the logarithm of the sizes,
-/// and its starts are deterministic. It also stays within a budget; CGX's k-means has none.
+/// and its starts are deterministic. This function also stays within a budget; CGX's k-means has no budget.
 pub fn kmeans(
     table: &Table,
     limit: impl Into<Limit>,
@@ -94,8 +94,8 @@ pub fn kmeans(
     }
     whiten(points);
     let used = cluster(points, bytemuck::cast_slice_mut(centre_words), assigned, best, rank);
-    // From here on, `assigned` holds for each layer the position of its last efficient option in its row of `front`.
-    // The unused entries at the end of the row repeat this option.
+    // From here on, `assigned` holds the position of each layer's last efficient option in the layer's row of `front`.
+    // The unused entries at the end of a row repeat the last efficient option.
     let (mut start, mut widest) = (0, 0);
     for (choices, last) in table.iter().zip(assigned.iter_mut()) {
         let row = &mut front[start..start + choices.len()];

@@ -11,7 +11,7 @@ const GROUP: usize = 4;
 
 /// The number format of a cell. Its value is `objective · 2^k + option`, so that comparing numbers also compares options.
 pub(super) trait Cell: bytemuck::Pod {
-    /// A value larger than that of any plan.
+    /// A cell value larger than the value of any plan.
     const UNREACHABLE: Self;
     /// The value of cell 0 before the first layer.
     const ZERO: Self;
@@ -147,7 +147,7 @@ impl<C: Cell, T: Trace> Fill<'_, C, T> {
             for base in (0..fill).step_by(LANES) {
                 let mut best = [C::UNREACHABLE; LANES];
                 for (group, options) in options.chunks(GROUP).enumerate() {
-                    // Options that reach no cell of this block read the padding left of the row instead.
+                    // An option that reaches no cell of this block reads the padding left of the row.
                     let (mut starts, mut keys) = ([0; GROUP], [C::ZERO; GROUP]);
                     for (place, option) in options.iter().enumerate() {
                         let shift = option.cells as usize;

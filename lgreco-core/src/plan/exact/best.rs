@@ -42,7 +42,7 @@ impl<'a> Best<'a> {
             self.rejected = true;
             return;
         }
-        // If the objective is `None`, the plan contains an option above the goal's ceiling. Such a plan cannot be
+        // An objective of `None` means that the plan contains an option above the goal's ceiling, and so cannot be
         // optimal.
         let Some(objective) = objective else { return };
         let better = !self.found

@@ -1,5 +1,5 @@
-//! Branching with one list of partial plans. Each step adds one layer to all partial plans: the layer whose edge is cut
-//! in the relaxation.
+//! Branching with one list of partial plans. Each step adds one layer to all partial plans: the layer of the hull edge
+//! that the limit cuts in the relaxation.
 
 use super::best::Best;
 use super::lists::{Arena, State};
@@ -12,10 +12,10 @@ const EFFORT: usize = 8;
 
 /// Improves `best` by branching, and returns a proved lower bound of the objective.
 ///
-/// The list starts with the empty partial plan. Each step picks the state whose relaxation is smallest, and completes
-/// it to a plan. Then it extends all states by the options of one layer: the layer whose edge is cut in this
-/// relaxation. Branching ends when no remaining state can beat the best plan, when the list outgrows the arena, or
-/// after 8 extended partial plans per state of the arena.
+/// The list starts with the empty partial plan. Each step completes the partial plan with the smallest relaxation to a
+/// full plan. The step then extends all partial plans by the options of one layer: the layer of the cut edge in this
+/// relaxation. Branching ends when no remaining partial plan can beat the best plan, when the list outgrows the arena,
+/// or after 8 extended partial plans per state of the arena.
 ///
 /// # Complexity
 /// At most 8 extended partial plans per state of the arena, and O(options) for each layer added.
@@ -29,9 +29,9 @@ pub(super) fn branch(
     best: &mut Best<'_>,
 ) -> u64 {
     arena.clear(EFFORT);
-    // The target is at most `largest`, because the multiplier's arithmetic could overflow beyond it. The best plan's
-    // objective can be above `largest`: this plan may contain options that `rows` has dropped, because they are
-    // dominated after rounding to units.
+    // The target is at most `largest`, because larger targets could overflow the multiplier's arithmetic. The best
+    // plan's objective can be above `largest`, because the plan may contain options that `rows` has dropped. These
+    // options are dominated only after rounding to units.
     let largest: u64 = spans.iter().map(|span| items[span.start()].objective).sum();
     tail.aim(largest.min(best.objective - 1));
     let mut list = arena.start(State::root(0, 0), &tail);

@@ -46,8 +46,8 @@ pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Mult
     }
 }
 
-/// The objectives that plans of the remaining items can have: all numbers equal to `residue` modulo `step`. With a step
-/// of 0, `residue` is the only objective.
+/// All plans of the remaining items have objectives equal to `residue` modulo `step`. If `step` is 0, the only
+/// objective is `residue`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lattice {
     step: u64,
@@ -67,8 +67,8 @@ impl Lattice {
         Lattice { step, residue: if step == 0 { base } else { base % step } }
     }
 
-    /// The smallest possible objective that is at least `objective`. Returns `objective` itself if no possible
-    /// objective in this range is below 2^64.
+    /// The smallest possible objective that is at least `objective`. Returns `objective` itself if this number would be
+    /// 2^64 or more.
     pub(super) fn at_least(self, objective: u64) -> u64 {
         if self.step == 0 {
             return objective.max(self.residue);

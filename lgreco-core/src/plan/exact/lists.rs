@@ -38,13 +38,13 @@ impl State {
 
 /// Number of Lagrangian bounds per envelope.
 pub(super) const LINES: usize = 17;
-/// Index of the bound at the relaxation's price.
+/// Index of the bound with the relaxation's own price.
 pub(super) const CENTRE: usize = LINES / 2;
 /// The bounds' prices as multiples of the relaxation's price.
 pub(super) const PRICES: [f64; LINES] =
     [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
 
-/// A Lagrangian bound. A partial plan whose value exceeds `ceiling` has no completion within the target.
+/// A Lagrangian bound. A partial plan with a Lagrangian value above `ceiling` has no completion within the target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     pub(super) multiplier: Multiplier,
@@ -57,7 +57,7 @@ impl Line {
         self.multiplier.value(objective, units) <= self.ceiling
     }
 
-    /// How strict the line's bound is at `units`. A line with a larger value admits fewer objectives.
+    /// Height of the line at `units`. The higher the line, the fewer objectives it admits.
     #[inline(always)]
     fn height(&self, units: u128) -> i128 {
         self.multiplier.value(0, units) as i128 - self.ceiling as i128
@@ -69,7 +69,7 @@ pub(super) trait Bound {
     /// Largest number of units of an admitted partial plan.
     fn most_units(&self) -> u128;
 
-    /// A quick test. Returns false only for partial plans that the full test does not admit.
+    /// A quick test. If this test rejects a partial plan, the full test also rejects the plan.
     fn may_admit(&self, objective: u64, units: u128) -> bool;
 
     /// The full test, for partial plans of at most [`most_units`](Bound::most_units) units. `cursor` starts at 0. Between
@@ -82,7 +82,7 @@ pub(super) trait Bound {
 pub(super) struct Envelope {
     /// The lines by rising price. Their upper envelope is the bound.
     pub(super) lines: [Line; LINES],
-    /// Largest number of units of a partial plan.
+    /// Largest number of units of an admitted partial plan.
     pub(super) units: u128,
 }
 
@@ -119,7 +119,8 @@ impl<'w> Arena<'w> {
         Arena { states, heads, used: 0, effort: 0 }
     }
 
-    /// Drops all lists. From now on, `effort` extended partial plans per state of the arena may be merged into lists.
+    /// Drops all lists. Until the next call, at most `effort` extended partial plans per state of the arena can be
+    /// merged into lists.
     pub(super) fn clear(&mut self, effort: usize) {
         (self.used, self.effort) = (0, self.states.len().saturating_mul(effort));
     }
@@ -147,13 +148,13 @@ impl<'w> Arena<'w> {
         start..self.used
     }
 
-    /// Extends every state of `list` by each of `options`, and keeps the new states that the bound admits and no other
+    /// Extends every state of `list` by each of `options`. Keeps the new states that the bound admits and that no other
     /// new state dominates.
     ///
     /// `first` is the item index of the first option. The new list has at most `cap` states, and at most the arena's
-    /// free states. If it grows longer and `thinning` is set, states close to others are dropped. Returns the new list,
-    /// and whether thinning dropped no state. Returns `None` when the list grows longer and cannot be thinned, or when
-    /// the effort is used up.
+    /// free states. If the list grows longer and `thinning` is set, states close to other states are dropped. Returns
+    /// the new list, and whether thinning dropped no state. Returns `None` when the list grows longer and cannot be
+    /// thinned, or when the effort is used up.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.
@@ -190,7 +191,7 @@ impl<'w> Arena<'w> {
                 smallest = state.objective;
                 let units = state.units();
                 if !bound.admits_next(&mut cursor, state.objective, units) {
-                    // This state has no completion within the target.
+                    // Drops this state, because it has no completion within the target.
                 } else if units >= next {
                     if len == cap {
                         if cap < 2 || !thinning {

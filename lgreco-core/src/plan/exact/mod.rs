@@ -1,23 +1,23 @@
-//! The exact solver. It combines a relaxation bound, branching, reduced-cost fixing and a bounded search among the
-//! remaining options.
+//! The exact solver. The solver combines a relaxation bound, branching, reduced-cost fixing and a bounded search among
+//! the remaining options.
 //!
-//! The *objective* is the quantity that is minimised; the other quantity is *limited*. Under an error budget the objective
-//! is the size. Under a size limit it is the error.
+//! The *objective* is the quantity that is minimised; the other quantity is *limited*. Under an error budget the
+//! objective is the size. Under a size limit the objective is the error.
 //!
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
 //!    exact. Sizes are integer objectives already. If the error is the objective, errors are rounded down to integers,
-//!    whose largest sum has 63 bits.
+//!    so that all sums are below 2^63.
 //! 2. The solver finds each layer's undominated options and their lower convex hull. To solve the linear relaxation, it
 //!    takes hull edges by falling slope until the limit is reached. Only a part of the last edge fits: the limit *cuts*
 //!    this edge. The slope of the cut edge is the Lagrange multiplier of the bound.
 //! 3. The relaxation is rounded in two ways. Changes of single layers then improve each rounded plan.
 //! 4. A list of partial plans starts with the empty partial plan. In each step, the relaxation completes the most
-//!    promising partial plan to a full plan. The layer whose edge is cut in that relaxation is then added to all
-//!    partial plans. A partial plan is dropped if its relaxation is not better than the best plan. The smallest
-//!    remaining relaxation is a lower bound. If no partial plan remains, the best plan is optimal. This happens for
-//!    most tables.
+//!    promising partial plan to a full plan. All partial plans are then extended by the layer of the cut edge in this
+//!    relaxation. A partial plan is dropped if its relaxation is not better than the best plan. The smallest remaining
+//!    relaxation is a lower bound. If no partial plan remains, the best plan is optimal. For most tables, this step
+//!    already proves the optimum.
 //! 5. An option is dropped if its Lagrangian bound is not below the best plan's objective.
-//! 6. A search matches two Pareto lists to find the best plan whose objective is at most a target. It finds the
+//! 6. A search matches two Pareto lists to find the best plan whose objective is at most a target. The search finds the
 //!    optimum, or proves that every plan exceeds the target. Targets rise from the bound to the best known plan.
 //!
 //! # What is proved
@@ -25,7 +25,7 @@
 //!
 //! Under an error budget, no plan within the budget is smaller than the bound. The solver returns a plan only if its
 //! errors, summed with 106 bits in layer order, are at most the budget. An error below 2^-67 of the budget may have
-//! bits that are too small for these 120-bit integers. If such bits decide whether a plan fits, the plan found may stay
+//! bits that are too small for the 120-bit integers. If these bits decide whether a plan fits, the plan found may stay
 //! unproved.
 //!
 //! Under a size limit, sizes are exact. The bound adds errors that are rounded down to multiples of a unit. The unit is
@@ -33,23 +33,24 @@
 //! bound, the plan's true error exceeds the bound by at most one unit per layer. [`Summary::proven`] allows for this
 //! difference with [`Proof::RESOLUTION`](super::Proof).
 //!
-//! An option with more error than a whole known plan cannot be in an optimal plan. Such options do not affect the unit.
-//! If the remaining errors still span more than 63 bits, the plan found may stay unproved.
+//! Options with more error than a whole known plan cannot be in an optimal plan, and do not affect the unit. If the
+//! remaining errors still span more than 63 bits, the plan found may stay unproved.
 //!
 //! # Ties
-//! If two options of a layer have equal size, the solver takes the one with less error. If they have equal error, it
-//! takes the smaller one. If they are equal in both, it takes the one with the lower index. If several plans have the
-//! same objective, the solver takes the one that the steps above find first. Under a size limit, however, it takes the
-//! one of the plans found that has the least error before rounding. The same input gives the same plan, bit for bit.
+//! If two options of a layer have equal size, the solver takes the one with less error. If two options have equal
+//! error, the solver takes the smaller one. If two options are equal in both, the solver takes the one with the lower
+//! index. If several plans have the same objective, the solver takes the plan that the steps above find first. Under a
+//! size limit, however, the solver takes, of the plans found, the one with the least error before rounding. The same
+//! input gives the same plan, bit for bit.
 //!
 //! # Source
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time once the hulls are known. Core and reduced-cost
 //! bounds: Pisinger, "A minimal algorithm for the multiple-choice knapsack problem" (1995).
 //!
-//! Our deviations: Pisinger adds layers to the core by their reduced costs. Here the next layer is the one whose edge
-//! is cut in the relaxation of the most promising partial plan. A partial plan is bounded by its whole relaxation, not
-//! by one multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and Sahni, 1974) with a rising target.
-//! The certificate uses integer arithmetic.
+//! Our deviations: Pisinger adds layers to the core by their reduced costs. We add the layer of the cut edge in the
+//! relaxation of the most promising partial plan. A partial plan is bounded by its whole relaxation, not by one
+//! multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and Sahni, 1974) with a rising target. The
+//! proof of the lower bound uses integer arithmetic.
 //!
 //! [`Limits`] count partial plans, not seconds, so that a plan depends only on the input.
 
@@ -80,7 +81,7 @@ use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::table::Table;
 
-/// Limits of the search. If the search reaches them, it returns the best plan found, with the proved lower bound.
+/// Limits of the search. A search that reaches its limits returns the best plan found, with the proved lower bound.
 /// Limits count partial plans, not time.
 ///
 /// ```
@@ -89,9 +90,9 @@ use crate::table::Table;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest number of partial plans held at once; each takes 32 bytes of workspace. With 0, the solver returns the
-    /// rounded relaxation and its bound. With at most 2^10 states, the solver only branches; with more, it also
-    /// searches.
+    /// Largest number of partial plans held at once; each takes 32 bytes of workspace. With 0 states, the solver
+    /// returns the rounded relaxation and its bound. With at most 2^10 states, the solver only branches; with more, it
+    /// also searches.
     pub states: usize,
 }
 
@@ -106,8 +107,8 @@ impl Default for Limits {
 ///
 /// # Complexity
 /// O(options) time. The result is 9 words per option, 4 per option of the largest layer, 2 1/2 per layer, and 4 per
-/// state. If `limits.states` is not 0, 3 words for each of the first 2^10 options are added, and the result is at least
-/// the workspace of [`dp`] plus half a word per layer.
+/// state. If `limits.states` is not 0, 3 words for each of the first 2^10 options are added. In this case, the result
+/// is at least the workspace of [`dp`] plus half a word per layer.
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
     attempt_workspace_len(table, limits).max(dp.saturating_add(words::<u32>(table.layers())))
@@ -158,10 +159,10 @@ fn states(limits: Limits) -> usize {
 /// have one entry per layer.
 ///
 /// # Complexity
-/// The relaxation takes O(n log n) time for n options, O(n) when rows are monotone. Branching takes O(n) and O(options
-/// of the largest layer) for each of at most 2^10 states. Few tables need searches. There are at most 34 searches, each
-/// O(states * options of the largest layer). The time of [`dp`] is added, unless bounds prove that the plan is optimal
-/// or that Algorithm 1 finds no better plan. [`workspace_len`] words.
+/// The relaxation takes O(n log n) time for n options, O(n) when rows are monotone. Branching takes O(n) time, and
+/// O(options of the largest layer) time for each of at most 2^10 states. Few tables need searches. There are at most 34
+/// searches, each O(states * options of the largest layer). The time of [`dp`] is added, unless bounds prove that the
+/// plan is optimal or that Algorithm 1 finds no better plan. [`workspace_len`] words.
 pub fn solve(
     table: &Table<'_>,
     limit: impl Into<Limit>,
@@ -189,7 +190,7 @@ pub fn solve(
 /// Result of the steps before Algorithm 1.
 pub(super) struct Attempt {
     pub(super) summary: Summary,
-    /// Whether Algorithm 1 may find a better plan, so that the caller should run it.
+    /// Whether the caller should run Algorithm 1, because Algorithm 1 may find a better plan.
     pub(super) rival: bool,
 }
 
@@ -216,7 +217,8 @@ pub(super) fn attempt(
 /// Number of bits of objectives: under a size limit, the sum of a plan's integer errors is below 2^63.
 const BITS: u32 = 63;
 
-/// Runs all steps with `states` states. Returns the proved bound, and whether Algorithm 1 might find a better plan.
+/// Runs all steps, with at most `states` partial plans. Returns the proved bound, and whether Algorithm 1 might find a
+/// better plan.
 ///
 /// The results are valid only when units are rounded down.
 fn improve(

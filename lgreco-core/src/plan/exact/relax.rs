@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::rows::{Item, Span};
 use crate::num::Wide;
 
-/// Number of low bits of units that multipliers ignore. 63 of the 120 bits remain.
+/// Multipliers ignore this number of low bits of units, so that 63 of the 120 bits remain.
 const COARSE: u32 = 57;
 
 /// An edge of one layer's lower convex hull, from the previous hull point to item `to`.
@@ -44,7 +44,8 @@ impl Edge {
         self.saved as f64 / self.coarse as f64
     }
 
-    /// Orders steeper edges first, then earlier layers. The comparison is exact, and never equal for two edges of one layer.
+    /// Orders steeper edges first, then earlier layers. The comparison is exact, and two edges of one layer never
+    /// compare equal.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let [left, right] = [(self, other), (other, self)].map(|(a, b)| u128::from(a.saved) * u128::from(b.coarse));
         right.cmp(&left).then(self.layer.cmp(&other.layer))
@@ -89,13 +90,13 @@ fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
 
 /// The solution of the linear relaxation. All edges before `taken` fit within the limit.
 pub(super) struct Solution<'w> {
-    /// All hull edges. Those before `taken` precede the others in [`Edge::order`].
+    /// All hull edges. The edges before index `taken` precede all other edges in [`Edge::order`].
     pub(super) edges: &'w mut [Edge],
     pub(super) taken: usize,
 }
 
 impl Solution<'_> {
-    /// The edge that the limit cuts, if there is one. The relaxation takes a fraction of it.
+    /// The edge that the limit cuts, if there is one. The relaxation takes a fraction of this edge.
     pub(super) fn cut(&self) -> Option<&Edge> {
         self.edges.get(self.taken)
     }
@@ -104,7 +105,8 @@ impl Solution<'_> {
 /// Solves the relaxation and sets `plan` to its integral part, one item per layer.
 ///
 /// # Source
-/// Dyer (1984) and Zemel (1984): the taken hull edges are those above the weighted median of slopes at the capacity.
+/// Dyer (1984) and Zemel (1984): a weighted median of the slopes, at the capacity, separates the taken hull edges from
+/// all others.
 ///
 /// # Complexity
 /// O(n) expected time for n items.
@@ -160,7 +162,7 @@ pub(super) struct Multiplier {
 }
 
 impl Multiplier {
-    /// The multiplier that prices units at 0.
+    /// The multiplier with the price 0.
     #[cfg(test)]
     pub(super) const FREE: Multiplier = Multiplier { price: 0, shift: 0 };
 
@@ -186,7 +188,7 @@ impl Multiplier {
         (u128::from(objective) << self.shift) + u128::from(self.price) * u128::from(coarse(units))
     }
 
-    /// The largest value that a plan with this objective within `capacity` can have. A partial plan can be dropped if
+    /// The largest Lagrangian value of a plan with this objective within `capacity`. A partial plan can be dropped if
     /// the values of all its completions exceed this ceiling.
     #[inline(always)]
     pub(super) fn ceiling(self, objective: u64, capacity: u128) -> u128 {

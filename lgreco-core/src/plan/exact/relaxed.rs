@@ -97,7 +97,7 @@ impl<'w> Relaxed<'w> {
     }
 
     /// Offers two roundings of the relaxation: one without the cut edge, and one with the whole cut edge. The second
-    /// plan exceeds the limit, so one layer is changed to bring the plan back within it.
+    /// plan exceeds the limit, so one layer is changed to meet the limit.
     pub(super) fn round(&mut self, best: &mut Best<'_>) {
         let (items, spans) = (&*self.items, &*self.spans);
         self.trial.copy_from_slice(self.plan);
@@ -126,7 +126,7 @@ impl<'w> Relaxed<'w> {
         self.bound = bound.max(self.bound);
     }
 
-    /// Drops the options that no plan better than the best one can contain.
+    /// Drops the options that cannot be in a plan better than the best plan so far.
     fn fix(&mut self, best: &Best<'_>) {
         let target = self.largest.min(best.objective - 1);
         fix::fix(self.items, self.spans, self.multiplier, self.least, self.capacity, target);
@@ -152,7 +152,7 @@ impl<'w> Relaxed<'w> {
         self.bound = targets::search(&core, range, &mut arena, self.order, self.plan, best);
     }
 
-    /// Whether Algorithm 1 may find a better plan than the best one. Does not run Algorithm 1.
+    /// Whether Algorithm 1 may find a better plan than the best plan so far. Does not run Algorithm 1.
     ///
     /// Fixing drops only options that no better plan contains. For the remaining options, this function computes a
     /// Lagrangian bound, with units rounded up to cells as in Algorithm 1. If Algorithm 1 finds a better plan, the

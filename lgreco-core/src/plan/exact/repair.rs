@@ -2,10 +2,10 @@
 
 use super::rows::{Item, Span};
 
-/// Largest number of changes that `spend` makes. The search can improve the plan further.
+/// Largest number of changes that `spend` makes. The later search can improve the plan further.
 const ROUNDS: usize = 64;
 
-/// The layer's last item that needs at most `units`. Among such items it has the least objective.
+/// The layer's last item that needs at most `units`. This item has the least objective of all such items.
 fn within(items: &[Item], span: Span, units: u128) -> Option<usize> {
     let fitting = items[span.range()].partition_point(|item| item.units() <= units);
     (fitting > 0).then(|| span.start() + fitting - 1)
@@ -16,7 +16,7 @@ pub(super) fn total_units(items: &[Item], plan: &[u32]) -> u128 {
     plan.iter().map(|&item| items[item as usize].units()).sum()
 }
 
-/// Uses the capacity that `plan` leaves unused. Repeatedly makes the change of a single layer that saves most, until no
+/// Uses the capacity that `plan` leaves unused. Repeatedly changes the layer that saves the most objective, until no
 /// change within the capacity saves anything.
 ///
 /// # Complexity

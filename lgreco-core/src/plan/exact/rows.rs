@@ -1,5 +1,5 @@
-//! Each layer's undominated options as integers. They are sorted by the units of the limit that they need. An option
-//! that needs more units always has a smaller objective.
+//! Each layer's undominated options as integers, sorted by the units of the limit that an option needs. An option that
+//! needs more units always has a smaller objective.
 
 use bytemuck::{Pod, Zeroable};
 

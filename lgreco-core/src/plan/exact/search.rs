@@ -1,5 +1,5 @@
-//! The search among the options that remain after fixing (the *core* of the knapsack problem). It finds the plan with
-//! the least objective, if that objective is at most a target.
+//! The search among the options that remain after fixing (the *core* of the knapsack problem). The search finds the
+//! plan with the least objective, if that objective is at most a target.
 
 use super::fix;
 use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
@@ -36,7 +36,8 @@ impl Core<'_> {
         self.multiplier.value(self.items[item].objective, self.items[item].units())
     }
 
-    /// In a plan within `target`, the value of an option may exceed its layer's least value by at most this amount.
+    /// Largest difference between an option's Lagrangian value and its layer's least value, in any plan within
+    /// `target`.
     fn room(&self, target: u64) -> u128 {
         self.multiplier.ceiling(target, self.capacity).saturating_sub(self.least)
     }
@@ -58,10 +59,10 @@ impl Core<'_> {
 
     /// Finds the plan of least objective, if this objective is at most `target`, and writes its items to `plan`.
     ///
-    /// The search extends two Pareto lists of partial plans. Each step adds one of the layers with several
-    /// options to the shorter list. The last of these layers is added to neither list: each of its options is combined
-    /// with the best pair of states from the two lists. A partial plan is dropped when the least values of its missing
-    /// layers prove that all its completions exceed the target.
+    /// The search extends two Pareto lists of partial plans. Each step adds one of the layers with several options to
+    /// the shorter list. The last of these layers is added to neither list. Instead, each option of this layer is
+    /// combined with the best pair of states from the two lists. A partial plan is dropped when the least values of its
+    /// missing layers prove that all its completions exceed the target.
     ///
     /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
     ///
@@ -151,7 +152,7 @@ impl Core<'_> {
         open
     }
 
-    /// Raises the limits of a list by a layer's least values and units, when that layer is added to the list.
+    /// Raises the limits of a list by the least values and units of a layer that is added to the list.
     fn widen(&self, limit: &mut Envelope, options: core::ops::Range<usize>) {
         let options = &self.items[options];
         for line in &mut limit.lines {
@@ -160,9 +161,9 @@ impl Core<'_> {
         limit.units += options.iter().map(Item::units).min().unwrap_or(0);
     }
 
-    /// The limits of the two lists before they contain open layers, and the state of the layers with a single option.
-    /// Sets each layer of `plan` to its first item. A layer with a single option keeps this item. Returns `None` when
-    /// no plan can be within the capacity and the target.
+    /// The initial limits of the two lists, and the state of the layers with a single option. Sets each layer of `plan`
+    /// to its first item. A layer with a single option keeps this item. Returns `None` when no plan can be within the
+    /// capacity and the target.
     fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Envelope; 2], State)> {
         let (mut objective, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
@@ -200,8 +201,8 @@ impl Core<'_> {
         self.items[options].iter().map(Item::units).min().unwrap_or(0)
     }
 
-    /// The best plan made of `item` and one state of each list. `bar` is an objective and a number of units. The result
-    /// must have a smaller objective than `bar`, or the same objective and fewer units.
+    /// The best plan made of `item` and one state of each list, if this plan beats `bar`, an objective and a number of
+    /// units. A plan beats `bar` with a smaller objective, or with the same objective and fewer units.
     fn best_pair(
         &self,
         arena: &Arena<'_>,

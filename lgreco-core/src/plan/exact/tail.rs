@@ -1,5 +1,5 @@
-//! The tail: the layers that a list's partial plans do not contain yet. Their linear relaxation is a function of the
-//! limit that remains for them.
+//! The tail: the layers that a list's partial plans do not contain yet. The linear relaxation of the tail is a function
+//! of the part of the limit that remains for its layers.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,7 +12,7 @@ use super::rows::{Item, Span};
 /// Largest number of edges that are kept around the cut edge.
 const STEPS: usize = 1 << 10;
 
-/// One of the tail's edges around the cut edge. `saved` and `coarse` are sums over this edge and all steps before it.
+/// A hull edge of the tail near the cut edge. `saved` and `coarse` are sums over this edge and all earlier steps.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Step {
@@ -48,7 +48,7 @@ pub(super) struct Tail<'w> {
     coarse: u64,
     /// Least units that the tail needs.
     least_units: u128,
-    /// Sum over the tail's layers of the least value, at the price of `line`.
+    /// Sum of the least Lagrangian values of the tail's layers, at the price of `line`.
     least: u128,
     target: u64,
     line: Line,
@@ -100,7 +100,7 @@ impl<'w> Tail<'w> {
         }
     }
 
-    /// Sets the target. From now on, only partial plans that may have a completion of at most `target` are admitted.
+    /// Sets the target. Later tests admit only partial plans that may have a completion of at most `target`.
     pub(super) fn aim(&mut self, target: u64) {
         self.target = target;
         self.line.ceiling = self.line.multiplier.ceiling(target, self.capacity).saturating_sub(self.least);
@@ -226,9 +226,9 @@ mod tests {
         (items, (0..4).map(|layer| Span::new(OPTIONS * layer, OPTIONS * (layer + 1))).collect())
     }
 
-    /// The least objective of the linear relaxation of these layers within `room` coarse units, rounded up. It is the
-    /// objective of a plan that fits, or of a mixture of two plans that needs exactly `room` units: one plan that fits
-    /// and one that does not. `None` if no plan fits.
+    /// The least objective of the linear relaxation of these layers within `room` coarse units, rounded up. The optimum
+    /// is a plan that fits, or a mixture of a plan that fits and a plan that does not. A mixture needs exactly `room`
+    /// units. `None` if no plan fits.
     fn relaxation(layers: &[&[Item]], room: u64) -> Option<u64> {
         let mut sums = vec![(0, 0)];
         for layer in layers {

@@ -9,7 +9,7 @@ use std::{vec, vec::Vec};
 /// The kind of errors in a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rows {
-    /// Errors fall smoothly as sizes grow. Their scales differ by many magnitudes.
+    /// Errors fall smoothly as sizes grow. The layers' scales differ by many orders of magnitude.
     Smooth,
     /// Errors are log-uniform, so that few options are on the hull.
     Scattered,
@@ -35,8 +35,8 @@ impl Model {
     }
 }
 
-/// Makes a table. Its budget is the sum over layers of one error: the one at a third of the layer's errors, sorted from
-/// large to small.
+/// Makes a table and a budget. The budget is the sum of one error per layer: the error at a third of the layer's list,
+/// sorted from large to small.
 fn model(rows: Rows, layers: usize, options: usize, seed: u64) -> Model {
     let mut words = (0..).map(|i| Stream { seed, ..Stream::default() }.word(i));
     let mut draw = move || f64::from(words.next().unwrap()) / 4_294_967_296.0;

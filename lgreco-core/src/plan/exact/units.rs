@@ -6,13 +6,13 @@ use crate::table::Choice;
 /// The limit is converted to an integer of this many bits.
 const BITS: i32 = 120;
 
-/// Rounding of bits below 2^-120 of the budget. Errors of ordinary magnitude have no such bits, and sizes never have
-/// any.
+/// How bits below 2^-120 of the budget are rounded. Errors of ordinary magnitude have no such bits, and sizes never
+/// have such bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rounding {
-    /// Every plan within the budget is also within the budget in units. Lower bounds need this.
+    /// Every plan within the budget is also within the budget in units. Lower bounds need this property.
     Down,
-    /// Every plan within the budget in units is also within the budget itself. Feasible plans need this.
+    /// Every plan within the budget in units is also within the budget itself. Feasible plans need this property.
     Up,
 }
 
