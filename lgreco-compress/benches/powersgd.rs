@@ -13,11 +13,11 @@
 //! | 32 | 61, 57 | 90, 90 | 79, 84 |
 //! | 64 | 66, 61 | 113, 113 | 96, 100 |
 //!
-//! Measuring ranks 16..=64 takes 33 ms for one iteration and 102 ms for five. With the feature, it takes 27 ms and 72
-//! ms. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the fastest at rank
-//! 1: 13 GFLOP/s for each product, where our own products and `matrixmultiply` reach 4. For `Mᵀ P`, `gemm` is also the
-//! fastest at ranks 4 and 8, with 37 and 44 GFLOP/s. For `M Q`, `gemm` is the slowest from rank 4 on, with 7 to 70
-//! GFLOP/s.
+//! Measuring ranks 16..=64 takes 33 ms for one iteration and 102 ms for five. With the feature `gemm`, these times are
+//! 27 ms and 72 ms. Half of the time for one iteration goes into the reconstruction. The crate `gemm` (0.19) is the
+//! fastest at rank 1: 13 GFLOP/s for each product, where our own products and `matrixmultiply` reach 4. For `Mᵀ P`,
+//! `gemm` is also the fastest at ranks 4 and 8, with 37 and 44 GFLOP/s. For `M Q`, `gemm` is the slowest from rank 4
+//! on, with 7 to 70 GFLOP/s.
 
 use lgreco_compress::powersgd::{self, PowerSgd, decode, measure, measure_workspace_len, start_matrix};
 use lgreco_compress::{Compressor, wire::Payload};

@@ -16,8 +16,7 @@ use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use core::slice::from_ref;
 
-/// Candidates of one method that differ in one parameter. They form one row of the error table and are measured
-/// together.
+/// Candidates of one method that differ in one parameter: one row of the error table, measured together.
 ///
 /// ```
 /// use lgreco_compress::Candidates;
@@ -64,8 +63,8 @@ pub enum Candidates<'a> {
         ranks: &'a [u32],
     },
     /// CLT-k with each number of kept elements in `keeps`. Errors are measured as if the gradient's own k largest
-    /// values were the leader's selection. For a mean gradient, they are lower bounds: a real leader selects from the
-    /// gradient of one worker.
+    /// values were the leader's selection. For a mean gradient, these errors are lower bounds: a real leader selects
+    /// from the gradient of one worker.
     CltK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],

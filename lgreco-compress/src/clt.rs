@@ -1,13 +1,13 @@
 //! CLT-k, the cyclic local top-k of ScaleCom: one leader selects the positions of its k largest values, and all workers
 //! send their values at these positions.
 //!
-//! At step `t`, rank `t mod W` leads. It selects the `keep` largest magnitudes of its compensated gradient and
+//! At step `t`, rank `t mod W` leads. The leader selects the `keep` largest magnitudes of its compensated gradient and
 //! broadcasts their positions. One all-reduce then sums all workers' values at these positions. Because all workers
 //! share the positions, selecting commutes with averaging, and the traffic of a worker does not grow with the number of
 //! workers.
 //!
-//! `lgreco-train` exchanges layers with the setting [`CltK`] in this way. The gain of the residuals corresponds to β in
-//! ScaleCom's low-pass filter.
+//! `lgreco-train` runs this exchange for layers with the setting [`CltK`]. The gain of the residuals corresponds to β
+//! in ScaleCom's low-pass filter.
 //!
 //! # Source
 //! Chen et al., "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed training",

@@ -41,8 +41,8 @@ impl Setting {
     }
 
     /// The part of [`data`](Setting::data) that must be equal on all ranks so that they can decode each other's
-    /// payloads. It leaves out EDEN's scale, PowerSGD's iterations and SIDCo's stages, which each rank may choose for
-    /// itself.
+    /// payloads. This part leaves out EDEN's scale, PowerSGD's iterations and SIDCo's stages, which each rank may
+    /// choose for itself.
     pub fn agreed(&self) -> (u8, Parameters) {
         (self.described().id(), self.described().agreed())
     }

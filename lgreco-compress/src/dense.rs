@@ -10,8 +10,8 @@ use crate::{Error, Result};
 use core::fmt;
 use lgreco_core::method::Parameters;
 
-/// Sends every value in the gradient's element type, without error. This is the setting of layers that do not benefit
-/// from compression.
+/// Sends every value in the gradient's element type, without error. Layers that do not benefit from compression have
+/// this setting.
 ///
 /// # Complexity
 /// O(elements): one pass to encode, one to decode. Needs no workspace.

@@ -119,7 +119,7 @@ pub(crate) fn dtype_of(code: u32) -> Result<Dtype> {
 /// The one parameter of a method that a search varies.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
-    /// What the method does, and whether it is biased. This is text for users.
+    /// Text for users: what the method does, and whether it is biased.
     pub about: &'static str,
     /// Default, taken from the paper or from the method's authors.
     pub default: f64,
@@ -130,7 +130,7 @@ pub struct Planned {
     /// Unit of the parameter.
     pub unit: Unit,
     /// The range that is searched around a default D, as three numbers `[a, b, c]`. The search goes from D / a to D ·
-    /// b, in steps of D / c. Whole parameters are rounded up, and their steps are at least 1.
+    /// b, in steps of D / c. Whole-number parameters are rounded up, and their steps are at least 1.
     pub around: [f64; 3],
     /// Makes the setting of a layer from the parameter, the layer's shape and its element type.
     pub setting: fn(f64, Shape, Dtype) -> Result<Setting>,

@@ -24,8 +24,8 @@
 //! * `std` (default): chooses vector instructions at run time. Without `std`, loops use the instructions of the
 //!   compilation target. Results have the same bits with and without `std`. Implies `alloc`.
 //! * `avx512` (default): also chooses AVX-512 instructions. Compiling takes a third longer. Implies `std`.
-//! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. Results then may differ in bits between
-//!   processors. Implies `std`.
+//! * `gemm`: a faster matrix product for [PowerSGD](powersgd) at high ranks. With this feature, results may differ in
+//!   bits between processors. Implies `std`.
 //! * `rayon`: compresses and decodes long layers on all cores of rayon's current thread pool. Results have the same
 //!   bits as on one core. A pool thread that waits for a long layer may run another task of the pool. So tasks of this
 //!   pool must not block in collectives. Implies `std`.
@@ -113,9 +113,9 @@ pub trait Compressor {
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
-    /// Whether the length of a payload depends only on the shape and the element type. If it also depends on the
-    /// values, error tables hold measured lengths ([`Setting::measure`]), and ranks exchange payloads by an all-gather
-    /// of varying lengths.
+    /// Whether the length of a payload depends only on the shape and the element type. If the length also depends on
+    /// the values, error tables hold measured lengths ([`Setting::measure`]). Ranks exchange payloads of varying length
+    /// by a variable-length all-gather.
     fn has_fixed_len(&self) -> bool {
         true
     }
@@ -187,7 +187,8 @@ pub trait Compressor {
     }
 }
 
-/// Returns an error with the first NaN or infinity of a gradient. Every compressor refuses such gradients.
+/// Returns an error with the first NaN or infinity of a gradient. Every compressor refuses gradients with NaN or
+/// infinity.
 ///
 /// ```
 /// # use lgreco_compress::check_finite;

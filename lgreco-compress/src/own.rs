@@ -40,7 +40,7 @@ impl Compressor for OwnSetting {
 
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
         let body = self.method().body_len(self.parameters(), shape, dtype)?;
-        // The body of an empty tensor is empty, because the method is not called for it.
+        // The body of an empty tensor is empty, because the method is not called for empty tensors.
         let body = if shape.elements() == 0 { 0 } else { body as u64 };
         Error::require(body <= u32::MAX.into(), "bytes of a body", body as f64, "below 2^32")?;
         payload_len((before_body(more(self.parameters())) - HEADER_LEN) as u64 + body, shape)
@@ -77,7 +77,7 @@ impl Compressor for OwnSetting {
             0 => 0,
             _ => self.method().encode(parameters, gradient, stream, &mut workspace[..words], body)?,
         };
-        // Checks the promised length, because all ranks' buffers are allocated for it.
+        // Checks the promised length, because all ranks allocate buffers of this length.
         match self.has_fixed_len() {
             true => expect_len("bytes of a body, as the method promises", body.len(), len)?,
             false => expect_len("bytes of a body, as the method promises at most", len.min(body.len()), len)?,
@@ -159,7 +159,7 @@ fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) ->
     if shape.elements() == 0 {
         return expect_len("bytes of an empty tensor's body", 0, body.len());
     }
-    // An element that the method leaves out must not keep its old value.
+    // Fills `values` with NaN, so that an element that the method leaves out does not keep its old value.
     values.fill(f32::NAN);
     setting.method().decode(&parameters, shape, body, values)?;
     Error::require_body(

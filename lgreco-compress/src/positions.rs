@@ -61,7 +61,8 @@ impl Layout {
         if keep == elements {
             return all;
         }
-        // Takes the smallest layout; ties go to the earlier one: the bitmap, then fewer low bits.
+        // Takes the smallest layout. Of equally small layouts, the bitmap comes first, then Elias–Fano with fewer low
+        // bits.
         let mut best = Layout { coding: Coding::Bitmap, high_bytes: (elements as u64).div_ceil(8), ..all };
         for low_bits in 0..32 {
             let low_bytes = (keep as u64 * low_bits as u64).div_ceil(8);
@@ -100,9 +101,9 @@ impl Layout {
 }
 
 /// Finds where [`for_each_block`] continues at `start`, a multiple of 64. Returns the number of positions before
-/// `start` and the bit where the next one begins. Counts the earlier positions without checking them. Returns `None` if
-/// positions are coded by Elias–Fano and `start` is not a multiple of `2^low_bits`, because counting then does not
-/// suffice.
+/// `start` and the bit where the next position begins. Counts the earlier positions without checking them. Returns
+/// `None` if positions are coded by Elias–Fano and `start` is not a multiple of `2^low_bits`, because counting then
+/// does not suffice.
 pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
     let Layout { coding, low_bits, low_bytes, .. } = layout;
     match coding {

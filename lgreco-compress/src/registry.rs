@@ -80,9 +80,9 @@ methods! {
     /// | `loco ELEMENTS` (per group) | | |
     /// | `sidco DENSITY` | `exponential`, `gamma-pareto` or `pareto`, `stages NUMBER`, `f32`, `f16` or `bf16` | `exponential stages 1 f32` |
     ///
-    /// Parsing fails with [`SettingWord`](crate::Error::SettingWord) on an unknown word. It fails with
+    /// Parsing fails with [`SettingWord`](crate::Error::SettingWord) on an unknown word. Parsing fails with
     /// [`SettingSyntax`](crate::Error::SettingSyntax) when another word or a number is expected, or when a parameter is
-    /// repeated. It fails with [`Parameter`](crate::Error::Parameter) when a parameter is out of range. How many
+    /// repeated. Parsing fails with [`Parameter`](crate::Error::Parameter) when a parameter is out of range. How many
     /// elements `topk` and `clt-k` can keep depends on the layer; [`payload_len`](crate::Compressor::payload_len)
     /// checks this limit.
     ///

@@ -20,7 +20,8 @@ pub struct Rows(Vec<Row>);
 #[derive(Clone, Debug)]
 struct Row {
     settings: Vec<Setting>,
-    /// The settings' numbers of bits, for methods that vary them. Numbers of kept elements and ranks are in `counts`.
+    /// The settings' numbers of bits, for methods that vary the number of bits. Numbers of kept elements and ranks are
+    /// in `counts`.
     bits: Vec<u8>,
     counts: Vec<u32>,
 }
@@ -51,8 +52,8 @@ impl Rows {
         self.iter().map(|row| row.len()).sum()
     }
 
-    /// Yields each setting with its measured squared error. Also yields the payload's length in bytes if it depends on
-    /// the gradient's values. `squared_errors` holds [`places`](Rows::places) values, row after row.
+    /// Yields each setting with its measured squared error. Also yields the payload's length in bytes if the length
+    /// depends on the gradient's values. `squared_errors` holds [`places`](Rows::places) values, row after row.
     pub fn measured(&self, squared_errors: &[f64]) -> impl Iterator<Item = (Setting, f64, Option<usize>)> {
         let mut rest = squared_errors;
         self.0.iter().flat_map(move |row| {

@@ -4,7 +4,7 @@ use crate::Error;
 use crate::checksum;
 use crate::error::expect_room;
 
-/// Bytes that [`seal`] adds to a payload. Sizes in tables and plans do not include them.
+/// Bytes that [`seal`] adds to a payload. Sizes in tables and plans do not include these bytes.
 pub const SEAL_LEN: usize = checksum::LEN;
 
 /// Writes a checksum of `payload[..len]` to the [`SEAL_LEN`] bytes after it. Returns the length of payload and checksum

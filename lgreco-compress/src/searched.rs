@@ -37,7 +37,7 @@ macro_rules! searched {
                 }
             }
 
-            /// The parameter that a search varies. For [`Hybrid`](Method::Hybrid) it is the parameter of EDEN.
+            /// The parameter that a search varies. [`Hybrid`](Method::Hybrid) returns the parameter of EDEN.
             pub const fn planned(self) -> &'static $crate::Planned {
                 match self {
                     $(Method::$name => &$module::PLANNED,)*

@@ -2,9 +2,9 @@
 //!
 //! The code compares magnitudes by the bits of |x| as f32 without the sign. These integers have the same order as the
 //! magnitudes. A sample of the elements gives a bracket that almost surely contains the k-th largest magnitude. One
-//! vectorised pass collects the few magnitudes inside the bracket and counts those outside. The exact selection among
-//! the collected magnitudes samples again if they are many. If the k-th largest is outside the bracket, a second pass
-//! uses a bracket of all magnitudes. The result never depends on the sample.
+//! vectorised pass collects the few magnitudes inside the bracket and counts those outside. An exact selection among
+//! the collected magnitudes follows; for many magnitudes, the selection samples again. If the k-th largest is outside
+//! the bracket, a second pass uses a bracket of all magnitudes. The result never depends on the sample.
 
 pub mod mark;
 
@@ -94,7 +94,7 @@ pub fn sampled_position(i: usize, stride: usize) -> usize {
 pub struct Split {
     /// Number of elements above the bracket.
     pub above: u32,
-    /// Number of elements inside; their magnitude bits are in the caller's buffer, in order.
+    /// Number of elements inside the bracket; their magnitude bits are in the caller's buffer, in order.
     pub inside: usize,
     /// Number of elements with magnitude `low`.
     pub tied: u32,

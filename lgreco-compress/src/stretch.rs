@@ -17,8 +17,8 @@ pub fn reads_stretches(method: Method) -> bool {
 /// `values` are the elements from `start` on, and `start` is a multiple of [`STRETCH`]. A stretch has [`STRETCH`]
 /// elements, or fewer at the end of the tensor. The caller reads the stretches in order. The reading position `place`
 /// is two zeros before the first stretch, and each call updates `place` for the next stretch. Reading all stretches
-/// gives the result and the errors of [`combine`](super::setting::combine). Some of these errors are found only in the
-/// last stretch.
+/// gives the result and the errors of [`combine`](super::setting::combine). Some errors are found only in the last
+/// stretch.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,
@@ -88,7 +88,7 @@ mod tests {
         Ok(())
     }
 
-    /// Combines each stretch independently, in reverse order. Returns the error of the first stretch that has one.
+    /// Combines each stretch independently, in reverse order. Returns the error of the first stretch with an error.
     fn in_any_order(payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let payload = Payload::parse(payload)?;
         let mut result = Ok(());

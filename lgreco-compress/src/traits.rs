@@ -24,8 +24,8 @@ pub enum Aggregation {
     SharedPositions,
     /// Payloads travel whole or in pieces. Receivers decode and sum the payloads.
     Payloads,
-    /// Payloads travel whole, by all-gather on every route. Receivers decode and sum the payloads. Outside methods, and
-    /// methods with a payload length that depends on the values, are aggregated in this way.
+    /// Payloads travel whole, by all-gather on every route. Receivers decode and sum the payloads. Used for outside
+    /// methods, and for methods with a payload length that depends on the values.
     WholePayloads,
 }
 

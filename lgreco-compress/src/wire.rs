@@ -16,10 +16,10 @@
 //! ([`stated_len`](super::stated_len)).
 //!
 //! Most methods have one length per shape and element type (`has_fixed_len`), known before encoding. For hard
-//! thresholds, SIDCo and AdaComp, the length depends on the values. In these methods, `payload_len` is an upper bound,
-//! and buffers have this length. Error tables hold measured lengths. In an exchange, an all-gather of 24 bytes
-//! announces every worker's length, and each message is only as long as needed. Receivers refuse lengths above the
-//! bound.
+//! thresholds, SIDCo and AdaComp, the length depends on the values. For lengths that depend on the values,
+//! `payload_len` is an upper bound, and buffers have this length. Error tables hold measured lengths. In an exchange,
+//! an all-gather of 24 bytes announces every worker's length, and each message is only as long as needed. Receivers
+//! refuse lengths above the bound.
 //!
 //! All sizes include every byte that a worker sends for the layer, including the header. Tests compare the sizes with
 //! the encoder's payloads.

@@ -1,5 +1,5 @@
-//! Measures Algorithm 1 in cell updates per second. Compares its time and its plans with the plain loops that the paper
-//! prints.
+//! Measures Algorithm 1 in cell updates per second. Compares the time and the plans with those of the plain loops in
+//! the paper.
 
 use lgreco_core::plan::dp::{LEVELS, solve, workspace_len};
 use lgreco_core::rng::Stream;

@@ -9,10 +9,11 @@ use crate::num::Sum;
 use core::fmt;
 use word::{Found, Meant};
 
-/// An error of this crate. It states what is wrong, where, and which value was found. It holds no allocated strings.
+/// An error of this crate. An error states what is wrong, where, and which value was found. Errors hold no allocated
+/// strings.
 ///
-/// Layers and options are named by index, counted from 0. Callers that know the names add them to the message.
-/// [`Error::code`] is permanent and shared with the C API.
+/// Layers and options are named by index, counted from 0. Callers that know the names of layers and options add these
+/// names to the message. [`Error::code`] is permanent and shared with the C API.
 ///
 /// ```
 /// use lgreco_core::{Error, gradient::Shape};
@@ -383,7 +384,7 @@ impl Error {
         }
     }
 
-    /// Index of the faulty layer, for errors that concern one.
+    /// Index of the faulty layer, for errors that concern a layer.
     pub const fn layer(&self) -> Option<usize> {
         match *self {
             Error::EmptyLayer { layer }
@@ -398,7 +399,7 @@ impl Error {
         }
     }
 
-    /// Index of the faulty option within its layer, for errors that concern one.
+    /// Index of the faulty option within its layer, for errors that concern an option.
     pub const fn option(&self) -> Option<usize> {
         match *self {
             Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } | Error::RuledOut { option, .. } => {

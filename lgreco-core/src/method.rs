@@ -15,7 +15,7 @@ pub type Parameters = [u32; 4];
 /// The smallest [`id`](Method::id) that an outside method may have. Smaller ids belong to lgreco's own methods.
 pub const FIRST_ID: u8 = 0x80;
 
-/// Names of lgreco's own methods. Outside methods cannot use them.
+/// Names of lgreco's own methods. Outside methods cannot use these names.
 pub const RESERVED: [&str; 10] =
     ["dense", "qsgd", "eden", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
 
@@ -24,9 +24,9 @@ pub const MAX_NAME: usize = 32;
 
 /// A compression method from outside lgreco, without its parameters.
 ///
-/// lgreco treats settings of the method ([`OwnSetting`]) like settings of its own methods. This covers measurements,
-/// plans, plan files, exchanges with error feedback, agreements between ranks, and saved states. Calls that convert
-/// bytes or text to settings of outside methods take the program's list of these methods ([`Methods`]).
+/// lgreco treats settings of the method ([`OwnSetting`]) like settings of its own methods. Outside methods work in
+/// measurements, plans, plan files, exchanges with error feedback, agreements between ranks, and saved states. Calls
+/// that convert bytes or text to settings of outside methods take the program's list of these methods ([`Methods`]).
 ///
 /// [`encode`](Method::encode) writes the body of a payload. lgreco writes and checks the header, which holds the
 /// parameters. Every rank decodes the bodies of all ranks, so [`decode`](Method::decode) must give the same bits on
@@ -68,8 +68,8 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
     /// program needs a different number.
     fn id(&self) -> u8;
 
-    /// The permanent name: the first word of the method's settings as text. It begins with a lowercase letter; lowercase
-    /// letters, digits and `-` follow.
+    /// The permanent name: the first word of the method's settings as text. The name begins with a lowercase letter;
+    /// lowercase letters, digits and `-` follow.
     fn name(&self) -> &'static str;
 
     /// Checks the parameters against limits that do not depend on the tensor. The default accepts all parameters.
@@ -234,7 +234,7 @@ impl fmt::Debug for OwnSetting {
 /// The outside methods that a program knows. Defaults to none.
 ///
 /// All code that reads settings takes this list: readers of plan files, and decoders of payloads with unknown settings.
-/// Controllers need it for plans from other ranks and for saved states.
+/// Controllers need the list for plans from other ranks and for saved states.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Methods(&'static [&'static dyn Method]);
 

@@ -78,7 +78,7 @@ impl AdaComp {
     }
 
     /// Encodes `compensated` (`p`, gradient plus residual), where `fresh` (`w`) is the gradient of this step. Without a
-    /// residual, both are the gradient, as in [`encode`](Compressor::encode).
+    /// residual, `compensated` and `fresh` are equal, as in [`encode`](Compressor::encode).
     ///
     /// ```
     /// use lgreco_compress::{Compressor, adacomp::AdaComp, wire::Payload};

@@ -41,8 +41,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     body.put(0, values, None)
 }
 
-/// The compressor of a payload, for decoders on other devices. Its field `scale` has the default value, because
-/// decoders do not use this field.
+/// The compressor of a payload, for decoders on other devices. The result's field `scale` has the default value,
+/// because decoders do not use this field.
 ///
 /// ```
 /// use lgreco_compress::{eden, wire::Payload};
@@ -85,8 +85,8 @@ pub(crate) fn stated(header: &Header) -> Result<usize> {
 }
 
 impl Eden {
-    /// The compressor that a header describes. Its field `scale` has the default value, because only encoders use this
-    /// field.
+    /// The compressor that a header describes. The result's field `scale` has the default value, because only encoders
+    /// use this field.
     fn from_header(header: &Header) -> Result<Self> {
         header.expect_method(Method::Eden)?;
         header.expect_variant(0)?;

@@ -31,7 +31,7 @@ struct Grid<const N: usize> {
 const CELLS: usize = 512;
 /// Number of cells per unit of magnitude.
 const CELLS_PER_UNIT: f32 = 64.0;
-/// Adding this to a number from 0 to 511 rounds it to an integer in the low bits.
+/// Adding this constant to a number from 0 to 511 rounds the number to an integer in the low bits.
 const ROUND: f32 = 8_388_608.0;
 
 #[derive(Clone, Copy)]
@@ -183,8 +183,8 @@ mod tests {
 
     /// Computes levels that are the means of their cells, by Newton's method with a tridiagonal matrix.
     fn derived(n: usize) -> Vec<f64> {
-        // In a fine grid, the density of levels is proportional to the cube root of the values' density. For values
-        // from N(0, 1), this gives the density of N(0, 3).
+        // In a fine grid, the density of levels is proportional to the cube root of the values' density. So for values
+        // from N(0, 1), levels have the density of N(0, 3).
         let mut levels: Vec<f64> = (0..n).map(|k| 3f64.sqrt() * quantile((k as f64 + 0.5) / (2 * n) as f64)).collect();
         for _ in 0..20 {
             let ends = thresholds(&levels);

@@ -108,10 +108,11 @@ pub(super) fn measure_chunk(chunk: Chunk<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Blocks with fewer values are measured by decoding, because their f32 rounding errors do not average out.
+/// Blocks with fewer values than this are measured by decoding, because their f32 rounding errors do not average out.
 const FEW: usize = 256;
 
-/// Squared error of rounding the coordinates. `None` if it is too small to distinguish from f32 rounding.
+/// Squared error of rounding the coordinates. Returns `None` if the error is too small to distinguish from f32
+/// rounding.
 ///
 /// With t = z − q and the relative scale s, the error is Σ (t + (1 − s)·q)². This form avoids subtracting nearly equal
 /// sums. Σ z² is the number of coordinates.

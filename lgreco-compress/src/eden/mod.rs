@@ -1,7 +1,7 @@
 //! EDEN: rotated quantisation to 1–8 bits per element.
 //!
-//! The coordinates of a randomly rotated vector are close to normally distributed, for any vector. They are rounded to
-//! the nearest points of the optimal grid for a normal distribution. The receiver rotates back.
+//! The coordinates of a randomly rotated vector are close to normally distributed, for any vector. Each coordinate is
+//! rounded to the nearest point of the optimal grid for a normal distribution. The receiver rotates back.
 //!
 //! A tensor is cut into blocks of 4096 elements. The remaining elements are cut into powers of two, in descending
 //! order. For each block x of d values:
@@ -101,8 +101,8 @@ const SEED_LEN: usize = 8;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scale {
-    /// Makes `⟨x̂, x⟩ = ‖x‖²` for a block x that decodes to x̂. Means over many seeds or workers then have a smaller
-    /// error.
+    /// Makes `⟨x̂, x⟩ = ‖x‖²` for a block x that decodes to x̂. With this scale, means over many seeds or workers have
+    /// a smaller error.
     #[default]
     Unbiased,
     /// Minimises the squared error.

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use core::f32::consts::FRAC_1_SQRT_2;
 use core::ops::Add;
 
-/// Number of partial sums. A loop over fewer sums would be unrolled before it could be vectorised.
+/// Number of partial sums. The compiler would unroll a loop over fewer sums before vectorising the loop.
 pub(super) const LANES: usize = 64;
 
 /// Splits up to [`BLOCK`] values into blocks. The blocks' lengths are different powers of two, in descending order.

@@ -25,7 +25,8 @@ fn of_values<T: Element, V: WireValue>(hard: &HardThreshold, values: &[T], shape
     check_finite(values)?;
     let (least, mut kept) = (hard.lambda.to_bits(), 0);
     // `of_kept` is the squared error of sending the elements that reach the threshold. `of_dropped` is the squared
-    // error of dropping the elements below the threshold. `of_others` is the squared error of sending these elements.
+    // error of dropping the elements below the threshold. `of_others` is the squared error of sending the elements
+    // below the threshold.
     let (mut of_kept, mut of_dropped, mut of_others) = (0.0, 0.0, 0.0);
     for (index, &x) in values.iter().enumerate() {
         let (value, is_kept) = (x.to_f32(), magnitude_bits(x) >= least);

@@ -52,7 +52,8 @@ pub(crate) fn unpack(factor: &[Row], len: usize, rank: usize, mut put: impl FnMu
     }
 }
 
-/// Power of two that scales the magnitude `largest` into [1, 2). It is 1 for zero, and limited to the range of f32.
+/// Power of two that scales the magnitude `largest` into [1, 2). The result is 1 for zero, and limited to the range of
+/// f32.
 #[inline(always)]
 pub(crate) fn to_unit(largest: f32) -> f32 {
     let exponent = largest.to_bits() >> 23;

@@ -12,7 +12,7 @@ use crate::num::sqrt;
 use crate::simd::dispatch_with;
 
 /// A column is treated as dependent if subtracting its projections on the earlier columns leaves at most this fraction
-/// of its norm. The remainder is then rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
+/// of its norm. Such a remainder is rounding error: f32 keeps a relative error of 6e-8 in each subtracted term.
 const DEPENDENT: f64 = 1.0 / (1 << 20) as f64;
 /// In the second pass, an orthogonal column keeps its norm. A column that loses more than half of its norm was only
 /// rounding error.

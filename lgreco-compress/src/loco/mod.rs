@@ -6,7 +6,7 @@
 //! (`feedback::Residual::LOCO` of `lgreco-train`) is a moving average of errors in 8 bits, with resets.
 //!
 //! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd). Only `c` and one product
-//! are rounded. So only values within 2^-22 of a tie may be rounded to the other side. The bits are the same on every
+//! are rounded. So only values within 2^-22 of a tie may be rounded to the other side. Codes are the same on every
 //! instruction set.
 //!
 //! # Payload body

@@ -16,7 +16,7 @@ pub(crate) type Fetched = [u32; 64 * (TOGETHER + 1)];
 pub(crate) struct Expand<'a, F, P> {
     /// Bitmap of all elements of the tensor.
     pub(crate) bitmap: &'a [u8],
-    /// Whether the tensor ends with these elements.
+    /// Whether the tensor ends with the last of `values`.
     pub(crate) is_last: bool,
     pub(crate) start: usize,
     pub(crate) values: &'a mut [f32],
@@ -24,7 +24,7 @@ pub(crate) struct Expand<'a, F, P> {
     pub(crate) index: u64,
     /// Number of values kept in the whole tensor.
     pub(crate) keep: u64,
-    /// Fetches the bits of kept values. Its arguments are the first index, the count and the buffer.
+    /// Fetches the bits of kept values, given the first index, the count and the buffer.
     pub(crate) fetch: F,
     /// Combines an element with its kept value. Elements that are not kept are combined with `unkept`, which is +0 or
     /// −0.

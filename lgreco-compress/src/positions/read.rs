@@ -1,7 +1,8 @@
 //! Reads positions from bytes, a block at a time.
 //!
 //! A block holds the positions of the set bits in a few words of a bitmap, or of Elias–Fano's high bits. The reader
-//! checks a whole block at once. It checks positions one by one only where the block has an error or the range ends.
+//! checks a whole block at once. The reader checks positions one by one only where the block has an error or the range
+//! ends.
 
 use super::{Coding, Layout, word};
 use crate::bits;
@@ -52,9 +53,9 @@ struct Reader<'a> {
     low: &'a [u8],
     /// The bitmap up to the end of the range, or the high bits.
     high: &'a [u8],
-    /// Index of the next bit in `high`. If every position is kept, this is the next position.
+    /// Index of the next bit in `high`. If every position is kept, this index is the next position.
     bit: u64,
-    /// Number of positions before the next one.
+    /// Number of positions before the next position.
     index: u64,
     /// Smallest valid next position.
     least: u64,

@@ -87,7 +87,7 @@ pub struct Factors<'a> {
 /// ```
 ///
 /// # Errors
-/// The errors of [`decode`]. The values of the factors and of their product are not checked.
+/// The errors of [`decode`], except those for values of the factors and of their product.
 ///
 /// # Complexity
 /// O(1).

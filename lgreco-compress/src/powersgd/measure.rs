@@ -36,8 +36,8 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 /// [`Error::Overflow`] as for encoding at the largest rank.
 ///
 /// # Complexity
-/// The time of one encoding and decoding at the largest rank R. If some ranks have errors below 1/1024 of `‖M‖²`, it is
-/// the time of one encoding and up to three decodings. Workspace: [`measure_workspace_len`].
+/// The time of one encoding and decoding at the largest rank R. If some ranks have errors below 1/1024 of `‖M‖²`, the
+/// time is that of one encoding and up to three decodings. Workspace: [`measure_workspace_len`].
 ///
 /// # Source
 /// The simulation in L-GreCo (Alimohammadi et al., MLSys 2024, §4). L-GreCo encodes and decodes once per rank.

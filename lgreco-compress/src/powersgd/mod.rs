@@ -12,10 +12,10 @@
 //! factors, bit for bit. A dependent or zero column is sent as zeros, which reduces the rank and is no error.
 //!
 //! Without the feature `gemm`, the factors have the same bits on every processor. With the feature, `matrixmultiply`
-//! computes the products `M Q` and `Mᵀ P̂`. The last bits of factors, payloads and measured errors then depend on the
-//! processor's instructions, and differ from the bits without the feature. Results on one processor stay reproducible.
-//! Measured errors are still the errors of that processor's payloads, and decoding always gives the same bits. With the
-//! feature, products also allocate packing buffers of about 1 KiB per column, and workspaces are larger.
+//! computes the products `M Q` and `Mᵀ P̂`. With `gemm`, the last bits of factors, payloads and measured errors change,
+//! and depend on the processor's instructions. Results on one processor stay reproducible. Measured errors are still
+//! the errors of that processor's payloads, and decoding always gives the same bits. With the feature, products also
+//! allocate packing buffers of about 1 KiB per column, and workspaces are larger.
 //!
 //! # Source
 //! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",

@@ -146,8 +146,8 @@ pub fn back_project(gradient: &Gradient<'_>, rank: u32, p: &[f32], workspace: &m
     Ok(())
 }
 
-/// Computes `values = P Qᵀ`, row-major. Each element is summed over the columns in order. Decoding a payload gives the
-/// same values.
+/// Computes `values = P Qᵀ`, row-major. Each element is summed over the columns in order. Decoding a payload with these
+/// factors gives the same values.
 ///
 /// ```
 /// use lgreco_compress::powersgd::reconstruct;

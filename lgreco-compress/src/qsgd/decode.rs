@@ -88,7 +88,7 @@ pub(crate) fn combine_stretch(payload: &Payload<'_>, replace: bool, start: usize
 }
 
 impl Qsgd {
-    /// The inverse of [`encode_body`](Qsgd::encode_body). `body` must have exactly the length for these values.
+    /// The inverse of [`encode_body`](Qsgd::encode_body). `body` must have exactly the length that `values` implies.
     #[doc(hidden)]
     pub fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<()> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
@@ -96,7 +96,7 @@ impl Qsgd {
         self.put(scales, codes, 0, values, |place, value| *place = value)
     }
 
-    /// Decodes the elements from `start` on and passes each to `put`. `codes` and `values` begin at these elements.
+    /// Decodes the elements from `start` on and passes each to `put`. `codes` and `values` begin at element `start`.
     fn put(
         &self,
         scales: &[u8],
@@ -116,8 +116,9 @@ impl Qsgd {
     }
 }
 
-/// The compressor that made `payload`, for decoders on other devices, such as GPUs. If this succeeds, [`decode`]
-/// accepts the payload. The payload does not state the rounding, so the result always has [`Rounding::Nearest`].
+/// The compressor that made `payload`, for decoders on other devices, such as GPUs. If this function succeeds,
+/// [`decode`] accepts the payload. The payload does not state the rounding, so the result always has
+/// [`Rounding::Nearest`].
 ///
 /// ```
 /// use lgreco_compress::{Compressor, qsgd::{self, Qsgd}, wire::Payload};

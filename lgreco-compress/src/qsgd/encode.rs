@@ -75,7 +75,7 @@ impl Qsgd {
     }
 }
 
-/// Converts the index in an error from this part to the whole tensor.
+/// Converts the index in an error: from an index in a part to an index in the tensor.
 #[inline(always)]
 fn in_tensor(error: Error, start: usize) -> Error {
     match error {

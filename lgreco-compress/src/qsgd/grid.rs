@@ -26,7 +26,8 @@ pub(super) fn inverse_levels(log_levels: u32) -> f32 {
     1.0 / ((1u32 << log_levels) - 1) as f32
 }
 
-/// The grid of a bucket, and the factors that map values onto it. For sign-magnitude codes, it is a grid of magnitudes.
+/// The grid of a bucket, and the factors that map values onto the grid. For sign-magnitude codes, the grid holds
+/// magnitudes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Grid {
     /// First and last level.
@@ -52,7 +53,7 @@ impl Grid {
         Grid { low, high, power, scaled_low, scaled_high, inverse }
     }
 
-    /// Computes the grid of one bucket. Its first element is element `start` of the tensor.
+    /// Computes the grid of the bucket that begins at element `start` of the tensor.
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the first NaN or infinity.

@@ -17,9 +17,9 @@ const LANES: usize = 32;
 /// result is the exact expectation over the random bits.
 ///
 /// For stochastic rounding, the error is Σ Δ²·f·(1 − f), where Δ is the step of the grid and `f` is the fraction that
-/// the encoder rounds. In three cases the error is computed from decoded values instead. The first is nearest rounding.
-/// The second is a bucket with all values on one side of zero, because decoded values may be much larger than Δ. The
-/// third is a bucket with magnitudes below 2^-100, because decoded values may be rounded to subnormal numbers.
+/// the encoder rounds. The error is computed from decoded values for nearest rounding, and in two kinds of buckets. In
+/// buckets with all values on one side of zero, decoded values may be much larger than Δ. In buckets with magnitudes
+/// below 2^-100, decoded values may be rounded to subnormal numbers.
 ///
 /// The result differs from the real error only by rounding of f32 arithmetic. The relative difference is below 1e-5,
 /// unless the tensor has only a few values. For every tensor, the relative difference is at most `2e-6 + s·2^-21` for
@@ -119,7 +119,7 @@ fn measure_as<E: Element, const SIGN_MAGNITUDE: bool>(
 }
 
 impl Block {
-    /// Loads at most `BLOCK` values. Returns their number, rounded up to whole lanes.
+    /// Loads at most `BLOCK` values, and returns their number, rounded up to whole lanes.
     #[inline(always)]
     fn fill<E: Element, const SIGN_MAGNITUDE: bool>(&mut self, grid: &Grid, values: &[E]) -> usize {
         for ((&value, position), scaled) in values.iter().zip(&mut self.positions).zip(&mut self.scaled) {

@@ -28,7 +28,7 @@ impl Bins {
         (magnitude.saturating_sub(self.low) as u64 * self.count as u64 / self.span as u64) as usize
     }
 
-    /// Smallest magnitude of a bin other than the first. For the bin after the last, this is the magnitude just above
+    /// Smallest magnitude of a bin other than the first. The bin after the last begins with the magnitude just above
     /// the range.
     pub(super) fn edge(&self, bin: usize) -> u32 {
         self.low + (bin as u64 * self.span as u64).div_ceil(self.count as u64) as u32
@@ -56,7 +56,7 @@ impl Edges {
         Edges { bins, ends, inverse: ((bins.count as u64) << 32) / bins.span as u64 }
     }
 
-    /// The bins of these magnitudes. No magnitude may be above the range.
+    /// The bin of each of these magnitudes. No magnitude may be above the range.
     #[inline(always)]
     pub(super) fn bins_of(&self, magnitudes: &[u32; BLOCK]) -> [u32; BLOCK] {
         let mut bins = [0; BLOCK];

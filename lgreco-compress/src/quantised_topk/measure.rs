@@ -10,8 +10,9 @@ use crate::positions::{Layout, Writer};
 use crate::select;
 use crate::topk::{self, write_positions};
 
-/// Words of workspace that [`measure`] needs. This is half a word per element, two words per entry of `keeps`, and at
-/// most 24,833 words. In addition, each element that the largest entry keeps takes a little more than half a word.
+/// Words of workspace that [`measure`] needs. The number is half a word per element, two words per entry of `keeps`,
+/// and at most 24,833 words. In addition, each element that the largest entry keeps takes a little more than half a
+/// word.
 pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
     let elements = shape.elements();
     let most = keeps.iter().copied().max().unwrap_or(0).min(elements as u32) as usize;
@@ -31,7 +32,7 @@ pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
 ///
 /// # Complexity
 /// The time of [`topk::measure`], plus O(n + k log k) to select and sort the k largest magnitudes, where k is the
-/// largest of `keeps`. Each of `keeps` then takes one step per 64 kept elements and 64 steps per bin.
+/// largest of `keeps`. In addition, each entry of `keeps` takes one step per 64 kept elements and 64 steps per bin.
 ///
 /// ```
 /// use lgreco_compress::quantised_topk::{measure, measure_workspace_len};

@@ -2,7 +2,7 @@
 
 use super::bins::{BINS_MAX, BLOCK, Bins, Edges, FEW};
 
-/// Exponent field of a magnitude. Subnormal numbers have the field of the smallest normal ones.
+/// Exponent field of a magnitude. Subnormal numbers count as numbers with the smallest normal exponent.
 #[inline(always)]
 fn exponent(magnitude: u32) -> u32 {
     (magnitude >> 23).max(1)

@@ -6,7 +6,7 @@ use crate::lanes::{LANES, LaneKernel, Lanes, dispatch_lanes};
 use crate::spread::{Per, spread_parts};
 
 /// Marks the elements with magnitude bits of at least `magnitude`, one bit each, and returns their number. Writes the
-/// bits of their values as f32 to the front of `kept` if they fit.
+/// marked values, as bits of f32, to the front of `kept` if they fit.
 #[inline(always)]
 fn mark<T: Element, L: Lanes>(lanes: L, values: &[T], magnitude: u32, marks: &mut [u64], kept: &mut [u32]) -> usize {
     let (blocks, rest) = values.as_chunks::<64>();

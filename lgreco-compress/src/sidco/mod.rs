@@ -1,18 +1,18 @@
 //! SIDCo: estimates the threshold for a wanted density by fitting a distribution to the magnitudes, instead of
 //! selecting the largest ones.
 //!
-//! With several stages, the first one fits all magnitudes and takes the threshold that a quarter of them should exceed.
-//! Each further stage fits the excesses over the last threshold. All further stages reduce the density by the same
-//! ratio, until the wanted density is reached. A single stage fits all magnitudes at once. Elements above the last
-//! threshold are sent, in [`topk`]'s payload. All elements are sent if that takes fewer bytes, because then no
-//! positions are needed.
+//! With several stages, the first stage fits all magnitudes and takes the threshold that a quarter of the elements
+//! should exceed. Each further stage fits the excesses over the last threshold. All further stages reduce the density
+//! by the same ratio, until the wanted density is reached. A single stage fits all magnitudes at once. Elements above
+//! the last threshold are sent, in [`topk`]'s payload. All elements are sent, without positions, if this payload takes
+//! fewer bytes.
 //!
 //! The accuracy of the density depends on the tail and the number of stages. With heavy tails, further stages reduce
 //! the number of sent elements; with light tails, further stages increase this number. The number of sent elements is
 //! always between half and twice the wanted number, unless the gradient is zero. If the fit gives a number outside this
 //! range, exactly half or twice the wanted number of largest elements is sent. If no distribution fits (all magnitudes
-//! are equal), the wanted number of largest elements is sent. Tensors of fewer than [`SMALLEST`] elements also send
-//! this number.
+//! are equal), the wanted number of largest elements is sent. Tensors of fewer than [`SMALLEST`] elements also send the
+//! wanted number of largest elements.
 //!
 //! # Fits
 //! Thresholds for density δ, where μ and σ² are mean and variance of the fitted magnitudes:
@@ -49,7 +49,7 @@ use crate::{Error, Result};
 pub const SMALLEST: usize = 1000;
 
 /// Maximum number of stages. Each stage takes one pass over the elements. An f64 density cannot be halved more often
-/// than this.
+/// than this number.
 const MOST_STAGES: u32 = 1100;
 
 /// The distributions that are fitted to the magnitudes.

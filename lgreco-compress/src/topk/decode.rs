@@ -37,7 +37,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<()> {
     sparse::decode::<Body<'_>>(payload, values)
 }
 
-/// The inverse of [`encode_body`](super::encode::encode_body). `body` must have exactly the length for these values.
+/// The inverse of [`encode_body`](super::encode::encode_body). `body` must have exactly the length that `values`
+/// implies.
 pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
     sparse::decode_body(Body::new(*top, Layout::new(values.len() as u32, top.keep), body), values)
 }
@@ -56,7 +57,7 @@ pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// The errors of [`decode`]. Values and positions are not checked.
+/// The errors of [`decode`], except those for values and positions.
 ///
 /// # Complexity
 /// O(1).

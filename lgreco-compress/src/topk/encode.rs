@@ -70,8 +70,8 @@ fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64
     }
 }
 
-/// Writes the elements above `cut`, and the first `ties` elements equal to it in magnitude, with their positions.
-/// [`choose`] describes `workspace`.
+/// Writes the elements above `cut`, and the first `ties` elements with exactly the cut's magnitude, with their
+/// positions. [`choose`] describes `workspace`.
 pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
@@ -90,9 +90,9 @@ pub(super) fn write<T: Element, V: WireValue>(
     })
 }
 
-/// Writes the positions of the elements above `cut`, and of the first `ties` elements equal to it in magnitude. Passes
-/// the bits of these elements to `take`. If a value is too large, `take` returns an error with the value's index in the
-/// slice.
+/// Writes the positions of the elements above `cut`, and of the first `ties` elements with exactly the cut's magnitude.
+/// Passes the bits of these elements to `take`. If a value is too large, `take` returns an error with the value's index
+/// in the slice.
 ///
 /// `workspace` has one word per two elements, or at least `STRETCH / 2` words. In a longer workspace, more stretches
 /// are marked at a time.

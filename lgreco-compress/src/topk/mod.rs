@@ -10,7 +10,7 @@
 //! | k × value bytes | the kept values in order of their positions, little-endian |
 //! | remaining | the positions |
 //!
-//! There are three layouts of k positions below n. The payload has the smallest one, which depends only on n and k:
+//! There are three layouts of k positions below n. The payload has the smallest layout, which depends only on n and k:
 //! * layout 0, if k = n: no bytes.
 //! * layout 1, a bitmap of n bits: element i is bit i mod 8 of byte i div 8.
 //! * layout 2, Elias–Fano: first the low `l` bits of each position, packed from bit 0 on and padded to whole bytes.

@@ -26,7 +26,7 @@ impl Described for TopK {
     }
 }
 
-/// [`QuantisedTopK`](crate::quantised_topk::QuantisedTopK) parses the text, because both have the name `topk`.
+/// [`QuantisedTopK`](crate::quantised_topk::QuantisedTopK) parses the text, because both methods have the name `topk`.
 pub(crate) const KNOWN: Known = Known {
     id: 2,
     name: "topk",

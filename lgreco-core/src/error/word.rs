@@ -55,8 +55,8 @@ impl fmt::Display for Found<'_> {
     }
 }
 
-/// The text after an unknown word in a message. It suggests the nearest known word if that is probably meant, and
-/// otherwise lists all known words.
+/// The text after an unknown word in a message. The text suggests the nearest known word if this word is probably
+/// meant, and otherwise lists all known words.
 pub(super) struct Meant<'a>(pub(super) &'a Word, pub(super) &'a [&'static str]);
 
 impl fmt::Display for Meant<'_> {

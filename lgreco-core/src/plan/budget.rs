@@ -4,7 +4,8 @@
 use super::{Limit, goal::parts};
 use crate::{Error, Result, num::Sum, table::Table};
 
-/// A limit on a plan's error or size. Solvers minimise the other quantity.
+/// A limit on a plan's error or size. With a limit on the error, solvers minimise the size; with a limit on the size,
+/// they minimise the error.
 ///
 /// ```
 /// use lgreco_core::{plan::{Limit, budget::Budget}, table::{Choice, Table}};
@@ -22,7 +23,7 @@ pub enum Budget<'a> {
     /// The largest error, in the table's metric.
     Absolute(f64),
     /// A multiple of a reference plan's error. Choose a reference plan that is known to keep the model's accuracy.
-    /// Usually it has one setting for all layers.
+    /// Usually the reference plan has one setting for all layers.
     Defaults {
         /// The factor, finite and at least 0. With a factor of at least 1, the reference plan is within the budget.
         alpha: f64,

@@ -1,4 +1,4 @@
-//! The independent verifier of plans. It shares no code with the solvers.
+//! The independent verifier of plans. The verifier shares no code with the solvers.
 //!
 //! Its comparisons are exact. Every finite f64 is an integer multiple of 2^-1074. The verifier represents errors,
 //! budgets and bounds as 2176-bit multiples of this unit, and adds and compares these integers. A plan passes only if
@@ -63,7 +63,7 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<()> {
     }
     let near = error.is_finite() && error >= 0.0 && {
         let below = error.next_down().max(0.0);
-        // `f64::MAX` has no finite successor. For this number, the step up is the distance to its predecessor.
+        // `f64::MAX` has no finite successor, so its step up is the distance to its predecessor.
         let step = if error < f64::MAX { error.next_up() - error } else { error - below };
         let mut above = ExactSum::from(error);
         above.add(step);

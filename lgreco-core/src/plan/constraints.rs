@@ -7,8 +7,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 /// Layers that must share an option, and layers whose option is fixed. [`Merged`](super::Merged) makes plans that keep
 /// these constraints.
 ///
-/// Layers with tied weights or fused projections form such groups. Groups with a common layer are merged into one
-/// group.
+/// Layers with tied weights or fused projections form groups. Groups with a common layer are merged into one group.
 ///
 /// ```
 /// use lgreco_core::plan::Constraints;
@@ -70,7 +69,7 @@ impl Constraints {
     }
 }
 
-/// Finds the smallest layer index of the group in the union-find forest. Halves the path on the way.
+/// Finds the smallest layer index of the group in the union-find forest, with path halving.
 fn root(parent: &mut [usize], mut layer: usize) -> usize {
     while parent[layer] != layer {
         parent[layer] = parent[parent[layer]];

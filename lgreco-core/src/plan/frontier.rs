@@ -31,8 +31,8 @@ pub struct Frontier {
 /// A plan on the frontier, with its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The plan. Its budget is the least error that the solver found within a size limit. Its lower bound holds for all
-    /// plans within this budget.
+    /// The plan. The plan's budget is the least error that the solver found within a size limit. The plan's lower bound
+    /// holds for all plans within this budget.
     pub plan: Plan,
     /// Lower bound of the error of all plans with at most this plan's size.
     pub error_bound: f64,
@@ -40,7 +40,7 @@ pub struct Point {
 
 impl Point {
     /// Whether the point is proved to be on the frontier. In this case, no plan with at most the point's error is
-    /// smaller, and no plan of at most its size has less error (to [`Proof::RESOLUTION`]).
+    /// smaller. Also, no plan of at most the point's size has less error (to [`Proof::RESOLUTION`]).
     pub fn proven(&self) -> bool {
         let summary = self.plan.summary();
         summary.proven() && summary.error <= self.error_bound + self.error_bound * Proof::RESOLUTION

@@ -88,7 +88,8 @@ impl Goal {
         }
     }
 
-    /// Compares how much of the limit two options need. If both need the same amount, compares their other quantity.
+    /// Compares how much of the limit two options need. If both need the same amount, compares the options' other
+    /// quantity, which is not limited.
     pub(super) fn need_less(&self, a: &Choice, b: &Choice) -> Ordering {
         let (size, error) = (a.size.cmp(&b.size), a.error.partial_cmp(&b.error).unwrap_or(Ordering::Equal));
         match self.limit {

@@ -1,11 +1,11 @@
-//! The limit of a plan, and the proved bound of the quantity that it minimises.
+//! The limit of a plan, and the proved bound of the quantity that the solver minimises.
 
 #[cfg(doc)]
 use super::Summary;
 use crate::{Error, Result, num::Sum};
 
-/// A limit on the sum of a plan's errors, or of its sizes, over all layers. Solvers minimise the other quantity within
-/// this limit.
+/// A limit on the sum of a plan's errors, or of its sizes, over all layers. With a limit on the error, solvers minimise
+/// the size; with a limit on the size, they minimise the error.
 ///
 /// An `f64` converts into an error budget.
 ///

@@ -177,7 +177,7 @@ impl<'a> Merged<'a> {
     /// The original layers of a merged layer.
     ///
     /// # Panics
-    /// When the merged table has no such layer.
+    /// When the merged table does not have this layer.
     pub fn layers(&self, layer: usize) -> &[usize] {
         &self.rows[layer].layers
     }

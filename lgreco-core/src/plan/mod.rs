@@ -1,7 +1,7 @@
 //! Planners: they take an error table and a limit, and choose one option per layer.
 //!
-//! All solvers work on the same [`Table`]. They minimise `Σ size` subject to `Σ error ≤ budget`, or `Σ error` subject to
-//! `Σ size ≤ limit`.
+//! All solvers work on the same [`Table`]. Solvers minimise `Σ size` subject to `Σ error ≤ budget`, or `Σ error`
+//! subject to `Σ size ≤ limit`.
 //! * [`exact`] proves that its plan is optimal.
 //! * [`dp`] is Algorithm 1 of the L-GreCo paper.
 //! * [`baseline`] has methods of other papers.

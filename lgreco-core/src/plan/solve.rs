@@ -81,11 +81,11 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
     Ok(summary)
 }
 
-/// Chooses one option per layer. The reference plan is the one that the budget names, if any.
+/// Chooses one option per layer. The budget may name a reference plan.
 ///
-/// [`check`](super::check) verifies that the plan is within the budget. The solver makes the quantity that the budget
-/// does not limit as small as it can. Equal inputs give equal plans, bit for bit. For every solver, the lower bound is
-/// at least the relaxation's bound.
+/// [`check`](super::check) verifies that the plan is within the budget. The solver makes the size as small as it can,
+/// or the error if the size is limited. Equal inputs give equal plans, bit for bit. For every solver, the lower bound
+/// is at least the relaxation's bound.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};

@@ -21,7 +21,7 @@ pub(crate) const fn scratch_words(rank: usize) -> usize {
     (EDGE + 4 * panels(rank) * LANES) * EDGE / 2
 }
 
-/// Computes `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels. `scratch` has [`scratch_words`].
+/// Computes `P = M Q` from `q` (cols × rank) into `p` (rows × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     let mut scratch = Scratch::split(scratch, rank);
@@ -34,7 +34,7 @@ pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], ra
     }
 }
 
-/// Computes `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels. `scratch` has [`scratch_words`].
+/// Computes `Q = Mᵀ P` from `p` (rows × rank) into `q` (cols × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     let mut scratch = Scratch::split(scratch, rank);

@@ -21,13 +21,13 @@ pub(crate) const fn scratch_words(rank: usize) -> usize {
     TILE_ROWS * STRIDE / 2 + panels(rank) * TILE_COLS * LANES
 }
 
-/// Computes `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels. `scratch` has [`scratch_words`].
+/// Computes `P = M Q` from `q` (cols × rank) into `p` (rows × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     spread(Project { m, q, p, scratch: Scratch::split(scratch, rank) });
 }
 
-/// Computes `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels. `scratch` has [`scratch_words`].
+/// Computes `Q = Mᵀ P` from `p` (rows × rank) into `q` (cols × rank), both in panels. `scratch` has [`scratch_words`].
 pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
     spread(BackProject { m, first: 0, cols: m.cols, p, q, scratch: Scratch::split(scratch, rank) });

@@ -69,7 +69,7 @@ pub fn global_topk(
     let (steps, front) = workspace.split_at_mut(2 * table.choices().len());
     let (steps, front): (&mut [Step], &mut [u32]) = (bytemuck::cast_slice_mut(steps), bytemuck::cast_slice_mut(front));
 
-    // Divides errors by the largest one, so that squares cannot overflow.
+    // Divides errors by the largest error, so that squares cannot overflow.
     let largest = table.choices().iter().fold(0f64, |largest, choice| largest.max(choice.error));
     let squared_error = |error: f64| {
         let relative = if error > 0.0 { error / largest } else { 0.0 };

@@ -129,7 +129,7 @@ pub fn kmeans(
     raise(table, budget, front, places, options)
 }
 
-/// Base-2 logarithm, interpolated linearly between powers of two. Its bits are the same on every platform.
+/// Base-2 logarithm, interpolated linearly between powers of two. The result has the same bits on every platform.
 fn log2(x: u64) -> f64 {
     let whole = x.ilog2();
     f64::from(whole) + (x as f64 / (1u64 << whole) as f64 - 1.0)

@@ -9,7 +9,8 @@ pub(super) const LANES: usize = 256;
 /// Number of options that one pass over a block relaxes.
 const GROUP: usize = 4;
 
-/// The number format of a cell. Its value is `objective · 2^k + option`, so that comparing numbers also compares options.
+/// The number format of a cell. The value of a cell is `objective · 2^k + option`, so that comparing numbers also
+/// compares options.
 pub(super) trait Cell: bytemuck::Pod {
     /// A cell value larger than the value of any plan.
     const UNREACHABLE: Self;

@@ -17,8 +17,8 @@ pub(super) struct Kept {
 
 /// Selects the options of one layer that are within the limit and not dominated, in order of index.
 ///
-/// Writes them to `kept`. Returns their number, and the number of cells that the cheapest one needs. If no option is
-/// within the limit, returns 0 and `levels`.
+/// Writes these options to `kept`. Returns the number of selected options, and the number of cells that the cheapest of
+/// them needs. If no option is within the limit, returns 0 and `levels`.
 pub(super) fn keep_layer(choices: &[Choice], goal: &Goal, levels: u32, unit: u64, kept: &mut [Kept]) -> (usize, u32) {
     let mut count = 0;
     for (option, choice) in choices.iter().enumerate().filter(|(_, choice)| goal.allows(choice)) {

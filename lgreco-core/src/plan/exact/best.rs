@@ -29,7 +29,7 @@ impl<'a> Best<'a> {
     }
 
     /// Replaces the best plan by the plan `options`, if this plan is within the limit and has a smaller objective.
-    /// Under a size limit, a plan with an equal objective and less error also replaces it.
+    /// Under a size limit, a plan with an equal objective and less error also replaces the best plan.
     pub(super) fn offer(&mut self, options: impl Iterator<Item = u32> + Clone) {
         let chosen = self.table.iter().zip(options.clone()).map(|(row, option)| row[option as usize]);
         let error: Sum = chosen.clone().map(|choice| choice.error).collect();

@@ -80,7 +80,7 @@ pub(super) trait Bound {
 /// A test of partial plans by several Lagrange multipliers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Envelope {
-    /// The lines by rising price. Their upper envelope is the bound.
+    /// The lines by rising price. The bound is the upper envelope of these lines.
     pub(super) lines: [Line; LINES],
     /// Largest number of units of an admitted partial plan.
     pub(super) units: u128,

@@ -7,9 +7,9 @@
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
 //!    exact. Sizes are integer objectives already. If the error is the objective, errors are rounded down to integers,
 //!    so that all sums are below 2^63.
-//! 2. The solver finds each layer's undominated options and their lower convex hull. To solve the linear relaxation, it
-//!    takes hull edges by falling slope until the limit is reached. Only a part of the last edge fits: the limit *cuts*
-//!    this edge. The slope of the cut edge is the Lagrange multiplier of the bound.
+//! 2. The solver finds each layer's undominated options and their lower convex hull. To solve the linear relaxation,
+//!    the solver takes hull edges by falling slope until the limit is reached. Only a part of the last edge fits: the
+//!    limit *cuts* this edge. The slope of the cut edge is the Lagrange multiplier of the bound.
 //! 3. The relaxation is rounded in two ways. Changes of single layers then improve each rounded plan.
 //! 4. A list of partial plans starts with the empty partial plan. In each step, the relaxation completes the most
 //!    promising partial plan to a full plan. All partial plans are then extended by the layer of the cut edge in this

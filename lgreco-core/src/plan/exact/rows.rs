@@ -50,12 +50,12 @@ impl Span {
     }
 }
 
-/// Finds the undominated options that a plan within the limit can contain. Writes them to `items`, with one span per
-/// layer.
+/// Finds the undominated options that a plan within the limit can contain. Writes these options to `items`, with one
+/// span per layer.
 ///
-/// Of options with equal objectives, it keeps the one that needs the fewest units, and of these the one with the lowest
-/// index. Every layer keeps at least the option that needs the fewest units. The caller has checked that these options
-/// together fit the limit.
+/// Of options with equal objectives, keeps the one that needs the fewest units, or of several such options the one with
+/// the lowest index. Every layer keeps at least the option that needs the fewest units. The caller has checked that
+/// these options together fit the limit.
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.

@@ -64,7 +64,8 @@ impl Core<'_> {
     /// combined with the best pair of states from the two lists. A partial plan is dropped when the least values of its
     /// missing layers prove that all its completions exceed the target.
     ///
-    /// With `thin`, lists that outgrow the arena are thinned. The search then finds a good plan but proves nothing.
+    /// With `thin`, lists that outgrow the arena are thinned. With thinned lists, the search finds a good plan but
+    /// proves nothing.
     ///
     /// # Source
     /// Two lists: Horowitz and Sahni (1974); states bounded by reduced costs: Pisinger's core search (1995).
@@ -133,9 +134,9 @@ impl Core<'_> {
         Outcome { found: found.is_some(), complete }
     }
 
-    /// Writes the open layers to `order`: the layers with more than one option. Sorts them by the difference between
-    /// the most and the fewest units that their options need, largest difference first. Returns the number of open
-    /// layers.
+    /// Writes the open layers to `order`: the layers with more than one option. Sorts the open layers by the difference
+    /// between the most and the fewest units that their options need, largest difference first. Returns the number of
+    /// open layers.
     fn open_layers(&self, room: u128, order: &mut [u32]) -> usize {
         let mut open = 0;
         for layer in 0..self.spans.len() {

@@ -10,7 +10,8 @@ use super::search::Core;
 /// Twice the binary logarithm of 2^20. A target that leaves at most 2^20 plans is tried without trying smaller targets
 /// first.
 const EASY: u32 = 40;
-/// The first target is the bound plus 2^-10 of the gap. For each further target, this fraction is 4 times as large.
+/// The first target is the bound plus 2^-10 of the gap. Each further target takes 4 times the previous fraction of the
+/// gap.
 const FINEST: u32 = 10;
 /// Number of retries after a search that outgrew the limits but found a better plan.
 const RETRIES: u32 = 3;
