@@ -48,7 +48,7 @@ pub enum Candidates<'a> {
         keeps: &'a [u32],
     },
     /// TopK with each number of kept elements in `keeps`, and values in each of `bits` bits. The row lists all bit
-    /// widths of the first `keep`, then all bit widths of the next. One pass measures the whole row.
+    /// widths of the first number, then all bit widths of the next number. One pass measures the whole row.
     QuantisedTopK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],

@@ -19,7 +19,7 @@ use lgreco_core::method::Methods;
 impl Setting {
     /// Whether payloads decode to the gradient in expectation, with errors that are independent between workers. True
     /// for uncompressed values, QSGD under stochastic rounding, EDEN with the unbiased scale, and outside methods that
-    /// declare it.
+    /// declare this property.
     ///
     /// ```
     /// # use lgreco_compress::{Setting, qsgd::{Qsgd, Rounding}};

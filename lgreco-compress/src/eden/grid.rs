@@ -158,7 +158,7 @@ mod tests {
         (-x * x / 2.0).exp() / (2.0 * PI).sqrt()
     }
 
-    /// The probability of a value between `a` and `b`, by Simpson's rule. The density above 12 is neglected.
+    /// The probability of a value between `a` and `b`, by Simpson's rule. The normal density above 12 is neglected.
     fn probability(a: f64, b: f64) -> f64 {
         let (b, panels) = if b > 12.0 { (12.0, 5000) } else { (b, 100) };
         let step = (b - a) / (2 * panels) as f64;

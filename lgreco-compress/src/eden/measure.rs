@@ -57,7 +57,7 @@ pub fn measure(
     })
 }
 
-/// Up to [`BLOCK`] values, the index of the first one, the sums of squared errors, and scratch memory.
+/// Up to [`BLOCK`] values, the index of the first value, the sums of squared errors, and scratch memory.
 pub(super) struct Chunk<'a> {
     coordinates: &'a mut [f32; BLOCK],
     scale: Scale,

@@ -33,7 +33,7 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 /// # Errors
 /// [`Error::NonFinite`] with the first NaN or infinity. [`Error::Parameter`] when a rank is 0 or `iterations` is out of
 /// range. [`Error::Length`] when `squared_errors` is not as long as `ranks`, or the workspace is too short.
-/// [`Error::Overflow`] as for encoding at the largest rank.
+/// [`Error::Overflow`] when encoding at the largest rank returns this error.
 ///
 /// # Complexity
 /// The time of one encoding and decoding at the largest rank R. If some ranks have errors below 1/1024 of `‖M‖²`, the

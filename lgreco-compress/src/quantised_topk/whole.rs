@@ -18,7 +18,7 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// Bytes of a payload's parts before the positions: of the means, and of the values or codes.
+    /// Bytes of the two parts of a payload before the positions: the means, and the values or codes.
     pub fn bytes(self) -> [u64; 2] {
         let means = if self.bits == 0 { 0 } else { 4 << (self.bits - 1) };
         [means, (u64::from(self.top.keep) * self.width() as u64).div_ceil(8)]

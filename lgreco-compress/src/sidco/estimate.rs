@@ -90,7 +90,8 @@ impl Moments {
         self.sum / self.count
     }
 
-    /// Mean of the magnitudes minus the smallest one; exactly 0 when all are equal. `shift` is the shift of the sums.
+    /// Mean of the magnitudes minus the smallest one; exactly 0 when all are equal. `shift` is the shift with which the
+    /// sums were computed.
     fn excess(&self, shift: f64) -> f64 {
         if self.least < self.largest { self.mean() - (self.least - shift) } else { 0.0 }
     }

@@ -10,7 +10,7 @@ use crate::value::with_wire_type;
 
 /// Encoder of all elements whose magnitude reaches a threshold. All elements are sent if the payload is then shorter.
 pub(crate) struct AtLeast {
-    /// Bits of the threshold; not 0.
+    /// The threshold, as bits of f32; not 0.
     pub(crate) magnitude: u32,
     /// Number of elements that reach the threshold.
     pub(crate) count: u32,

@@ -127,8 +127,8 @@ fn choose<T: Element>(
                 keep(at, marks, bits)?;
                 continue;
             }
-            // The values did not fit beside the marks, because nearly all elements are kept. Reads the values again,
-            // one word of marks at a time.
+            // The workspace could not hold the marks and the values, because nearly all elements are kept. Reads the
+            // values again, one word of marks at a time.
             for (at, (marks, values)) in (at..).step_by(64).zip(marks.chunks_mut(1).zip(stretch.chunks(64))) {
                 let (mut places, mut bits) = ([0; 64], [0; 64]);
                 let found = select::ones(marks[0], 0, &mut places);

@@ -93,9 +93,9 @@ pub enum Proof {
 impl Proof {
     /// Errors are treated as equal if their relative difference is at most this number.
     ///
-    /// A plan is [proven](Summary::proven) optimal if its error is this close to its lower bound. The solvers round
-    /// errors down to multiples of a unit, so that sums have 63 bits. So an exact proof can leave a gap of one unit per
-    /// layer.
+    /// A plan is [proven](Summary::proven) optimal if its error exceeds its lower bound by at most this fraction. The
+    /// solvers round errors down to multiples of a unit, so that sums have 63 bits. So an exact proof can leave a gap
+    /// of one unit per layer.
     pub const RESOLUTION: f64 = 1.0 / (1u64 << 40) as f64;
 
     /// The limit for which the plan was made.

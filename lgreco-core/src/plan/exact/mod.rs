@@ -5,8 +5,8 @@
 //! objective is the size. Under a size limit the objective is the error.
 //!
 //! 1. The limited quantity is converted to integers, with 120 bits for the limit. So all later sums and comparisons are
-//!    exact. Sizes are integer objectives already. If the error is the objective, errors are rounded down to integers,
-//!    so that all sums are below 2^63.
+//!    exact. Sizes are already integers. If the error is the objective, errors are rounded down to integers, so that
+//!    all sums are below 2^63.
 //! 2. The solver finds each layer's undominated options and their lower convex hull. To solve the linear relaxation,
 //!    the solver takes hull edges by falling slope until the limit is reached. Only a part of the last edge fits: the
 //!    limit *cuts* this edge. The slope of the cut edge is the Lagrange multiplier of the bound.
@@ -49,8 +49,8 @@
 //!
 //! Our deviations: Pisinger adds layers to the core by their reduced costs. We add the layer of the cut edge in the
 //! relaxation of the most promising partial plan. A partial plan is bounded by its whole relaxation, not by one
-//! multiplier. Beyond 2^10 partial plans, two lists are matched (Horowitz and Sahni, 1974) with a rising target. The
-//! proof of the lower bound uses integer arithmetic.
+//! multiplier. When branching exceeds 2^10 partial plans, the solver matches two lists (Horowitz and Sahni, 1974) under
+//! a rising target. The proof of the lower bound uses integer arithmetic.
 //!
 //! [`Limits`] count partial plans, not seconds, so that a plan depends only on the input.
 

@@ -28,7 +28,7 @@ impl Item {
     }
 }
 
-/// The items of one layer: `items[start..end]`.
+/// The items of one layer, as the range `items[start..end]`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Span {

@@ -39,9 +39,9 @@ pub(super) struct Tail<'w> {
     /// One item per layer of the table.
     base: &'w mut [u32],
     steps: &'w mut [Step],
-    /// Slope of the flattest edge before the steps.
+    /// Slope of the flattest edge that comes before all steps.
     steep: Slope,
-    /// Slope of the steepest edge after the steps.
+    /// Slope of the steepest edge that comes after all steps.
     flat: Slope,
     /// Sums of objective and coarse units of the base items.
     objective: u64,
@@ -157,7 +157,7 @@ impl<'w> Tail<'w> {
         (objective - taken.saved).saturating_sub(share(next, left - taken.coarse))
     }
 
-    /// Completes `plan` by steps that fit. The layers outside the tail must be set. Returns the layer of the
+    /// Completes `plan` by steps that fit. The caller has set the layers outside the tail. Returns the layer of the
     /// relaxation's cut edge, if that edge is among the steps. Returns `None` if `plan` exceeds the capacity.
     pub(super) fn complete(&self, units: u128, plan: &mut [u32]) -> Option<usize> {
         let used = repair::total_units(self.items, plan);
