@@ -42,8 +42,8 @@
 //!
 //! `n` elements have `⌊n / 4096⌋ + popcount(n mod 4096)` blocks and `⌈n · bits / 8⌉` bytes of codes. The top bit of a
 //! code is the sign; the other bits are the number of the level, counted from zero outwards. `D` changes the sign of
-//! element `4096 j + 128 k + l` of the tensor (`k < 32`, `l < 128`) if bit `k` of word `128 j + l` of `Stream { seed,
-//! step: 0, layer: 0, rank: 0 }` is set.
+//! element `4096 j + 128 k + l` of the tensor (`k < 32`, `l < 128`) if bit `k` of word `128 j + l` of
+//! `Stream { seed, step: 0, layer: 0, rank: 0 }` is set.
 //!
 //! # Source
 //! Vargaftik et al., "EDEN: Communication-efficient and robust distributed mean estimation for federated learning",

@@ -10,8 +10,9 @@
 //!    `max(254 − exponent field of M, 1)`. (For `M ≥ 2^127` the range is [2, 4); for subnormal `M` the result is below
 //!    1.) Products with `p` are exact, unless they are too small to change `Y`. So buckets of any magnitude work.
 //! 2. `y = (x·p − origin)·c`, where `origin` is the lowest level times `p`. The factor `c` is the correctly rounded
-//!    reciprocal of `p` times the grid's length. If `p` times the grid's length is 0, `c` is 0. `Y = bits(y + 1.0) −
-//!    bits(1.0)` is `y` in 23-bit fixed point. The two ends of the grid give exactly `Y = 0` and `Y = 2^23`.
+//!    reciprocal of `p` times the grid's length. If `p` times the grid's length is 0, `c` is 0.
+//!    `Y = bits(y + 1.0) − bits(1.0)` is `y` in 23-bit fixed point. The two ends of the grid give exactly `Y = 0` and
+//!    `Y = 2^23`.
 //! 3. `level = (Y·s + r) >> 23`. For [`Rounding::Nearest`], `r = 2^22`. For [`Rounding::Stochastic`], `r = word >> 9`,
 //!    with word `i` of the stream for element `i`.
 //!

@@ -20,10 +20,10 @@
 //! Padding bits are 0.
 //!
 //! # Encoding
-//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin `⌊(m − low) ·
-//! bins / (high − low + 1)⌋`. Let `u` be the largest power of two that the bin's largest magnitude reaches. The mean of
-//! a bin is computed in units of 2^-31 · `u`. Each magnitude is rounded down to this unit, and the mean is ⌊sum /
-//! count⌋, rounded down to f32. So a bin of equal magnitudes decodes exactly.
+//! Let `low` and `high` be the bits of the smallest and the largest magnitude. A magnitude `m` is in bin
+//! `⌊(m − low) · bins / (high − low + 1)⌋`. Let `u` be the largest power of two that the bin's
+//! largest magnitude reaches. The mean of a bin is computed in units of 2^-31 · `u`. Each magnitude is rounded down to
+//! this unit, and the mean is ⌊sum / count⌋, rounded down to f32. So a bin of equal magnitudes decodes exactly.
 
 mod bins;
 mod decode;

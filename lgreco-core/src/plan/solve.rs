@@ -81,7 +81,7 @@ fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut 
     Ok(summary)
 }
 
-/// Chooses one option per layer. The budget may name a reference plan.
+/// Chooses one option per layer. Passes the budget's reference plan, if any, to [`solve_against`].
 ///
 /// [`check`](super::check) verifies that the plan is within the budget. The solver makes the size as small as it can,
 /// or the error if the size is limited. Equal inputs give equal plans, bit for bit. For every solver, the lower bound
