@@ -1,5 +1,5 @@
 //! Measures how much longer a call through the C API takes than the same call in Rust. The layer is so small that the
-//! call itself dominates. Each time is that of the fastest of many rounds. Fails if the difference is 100 ns or more.
+//! call itself dominates. Each reported time is the fastest of many rounds. Fails if the difference is 100 ns or more.
 
 use lgreco_c::*;
 use lgreco_train::compress::{Compressor, Setting, decode};

@@ -76,7 +76,7 @@ int main(void) {
                 size_t length = 0;
                 gradient(w, l, step, values[l]);
                 check(lgreco_compressor_encode(own, (uint32_t)step, values[l], payload, bound, &length));
-                // Here the payload travels; every worker decodes the payloads of all workers.
+                // A real program sends the payload here. Every worker decodes the payloads of all workers.
                 check(lgreco_compressor_decode(own, payload, length, decoded, ELEMENTS));
                 for (int i = 0; i < ELEMENTS; i++) {
                     sent[i] += decoded[i] / WORKERS;

@@ -168,7 +168,7 @@ private:
     std::vector<float> activations_[layers + 1];
 };
 
-// Holds out every fifth image, and distributes the others to the ranks without overlap.
+// Holds out every fifth image for validation, and divides the other images among the ranks.
 inline std::pair<Batch, std::vector<std::size_t>> divide(const Batch &digits, std::uint32_t rank, std::uint32_t ranks) {
     Batch held_out;
     std::vector<std::size_t> shard;

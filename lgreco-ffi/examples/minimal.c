@@ -1,10 +1,10 @@
-// Plans for an error table that the caller supplies: the fewest bits within an error budget.
+// Finds the plan with the fewest bits within an error budget, for an error table that the caller supplies.
 #include <inttypes.h>
 #include <lgreco.h>
 #include <stdio.h>
 
 int main(void) {
-    // Three layers with three options each: bits sent, and error.
+    // Three layers with three options each. An option is the number of bits sent, and the error.
     const lgreco_choice choices[] = {
         {800, 0.1}, {400, 0.3}, {200, 1.2},  // embedding
         {600, 0.2}, {300, 0.4}, {150, 1.1},  // attention

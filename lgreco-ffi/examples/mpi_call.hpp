@@ -59,7 +59,7 @@ struct MpiParts {
     }
 };
 
-// Performs one collective at a time on a communicator, which it frees. MPI's error codes become exceptions.
+// Owns a communicator, and performs one collective at a time on it. MPI's error codes become exceptions.
 class MpiCall {
 public:
     // From now on, failed calls on the communicator return error codes instead of ending the process.
@@ -72,7 +72,7 @@ public:
     MpiCall(const MpiCall &) = delete;
     MpiCall &operator=(const MpiCall &) = delete;
 
-    // After an error other ranks may be inside a collective, and MPI_Comm_free may wait for them.
+    // Frees nothing after an error: other ranks may be inside a collective, and MPI_Comm_free may wait for them.
     ~MpiCall() {
         if (std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
     }
@@ -81,7 +81,7 @@ public:
     std::uint32_t rank() const { return static_cast<std::uint32_t>(rank_); }
     std::uint32_t size() const { return static_cast<std::uint32_t>(size_); }
 
-    // Starts the collective that a bucket or a controller asks for. The previous one must have ended.
+    // Starts the collective that a bucket or a controller asks for. The previous collective must have ended.
     void start(const lgreco_request &asked) {
         const int count = mpi_count(asked.count), length = mpi_count(asked.length);
         switch (asked.kind) {
@@ -110,7 +110,8 @@ public:
                                      received_.counts.data(), received_.offsets.data(), MPI_BYTE, comm_, &request_));
             break;
         case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
-            // Writes to this rank's part of the buffer. With MPI_IN_PLACE the sums would go to the front of the buffer.
+            // MPI writes the sums to this rank's part of the buffer. With MPI_IN_PLACE it would write them to the front
+            // of the buffer.
             received_.set(asked.lens, size());
             own_.assign(static_cast<const float *>(asked.buffer), static_cast<const float *>(asked.buffer) + asked.count);
             mpi_check(MPI_Ireduce_scatter(own_.data(), static_cast<float *>(asked.buffer) + received_.offsets[rank()],

@@ -1,4 +1,4 @@
-// lgreco's network over MPI: all that a trainer on MPI has to write.
+// Implements lgreco's collectives on MPI. A trainer on MPI needs no other network code.
 #ifndef LGRECO_EXAMPLES_MPI_COLLECTIVE_HPP
 #define LGRECO_EXAMPLES_MPI_COLLECTIVE_HPP
 
@@ -8,8 +8,7 @@
 
 class MpiCollective : public lgreco::Collective {
 public:
-    // If `per_node` is more than 1, the groups of nodes and of peers perform collectives inside nodes and between them.
-    // If it is 0, a node is all ranks that share memory.
+    // `per_node` is the number of ranks per node. With 0, a node consists of all ranks that share memory.
     explicit MpiCollective(MPI_Comm communicator, std::uint32_t per_node = 1) : groups_(communicator, per_node) {}
 
     std::uint32_t rank() const override { return groups_.rank(); }

@@ -20,7 +20,8 @@ inline MPI_Comm mpi_split_machines(MPI_Comm communicator) {
 
 class MpiGroups {
 public:
-    // A node is `per_node` consecutive ranks, or the ranks that share memory if it is 0. All ranks must call this together.
+    // A node has `per_node` consecutive ranks. If `per_node` is 0, a node is all ranks that share memory. All ranks
+    // must call this constructor together.
     MpiGroups(MPI_Comm communicator, std::uint32_t per_node)
         : all_(mpi_split(communicator, 0)),
           node_(per_node == 0 ? mpi_split_machines(communicator) : mpi_split(communicator, all_.rank() / per_node)),
@@ -29,7 +30,7 @@ public:
             throw std::invalid_argument("two levels need the same number of ranks on each node");
     }
 
-    // A copy has separate communicators. All ranks must copy together.
+    // A copy has its own communicators. Copying is collective: all ranks must copy at the same point.
     explicit MpiGroups(const MpiGroups &from)
         : all_(mpi_split(from.all_.comm(), 0)), node_(mpi_split(from.node_.comm(), 0)),
           peers_(mpi_split(from.peers_.comm(), 0)) {}
@@ -40,7 +41,7 @@ public:
     }
 
     std::uint32_t per_node() const { return node_.size(); }
-    // This rank's number, counted node by node, as lgreco does.
+    // The number of this rank in lgreco's order, which counts ranks node by node.
     std::uint32_t rank() const { return peers_.rank() * node_.size() + node_.rank(); }
     std::uint32_t size() const { return all_.size(); }
 

@@ -11,7 +11,7 @@
 // Since each bucket has separate communicators, ranks may advance buckets in different orders.
 class MpiBuckets {
 public:
-    // All ranks must give the same layers.
+    // All ranks must give the same lists of layers.
     MpiBuckets(const MpiGroups &groups, const std::vector<std::vector<std::size_t>> &buckets) {
         for (const std::vector<std::size_t> &layers : buckets) flights_.emplace_back(groups, layers);
     }
@@ -25,7 +25,7 @@ public:
         poll();
     }
 
-    // Lets MPI make progress, and starts the next collective of each bucket whose last one has ended; does not wait.
+    // Lets MPI make progress. If a bucket's collective has ended, starts the bucket's next collective. Does not wait.
     void poll() {
         for (Flight &flight : flights_)
             if (flight.call != nullptr && flight.call->has_ended()) advance(flight);

@@ -2,18 +2,19 @@
 //
 //   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--nodes[=RANKS]] [--overlap] [--time] [DIGITS]
 //
-// Trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on images that no rank trained on,
-// and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the loss does
-// not fall. It is also 1 if L-GreCo sends more than the uniform setting that its error budget is based on.
+// The program trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on held-out
+// images, and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the
+// loss does not fall. The exit code is also 1 if L-GreCo sends more bytes than the uniform setting, from which its
+// error budget is derived.
 //
-// With --overlap every tensor is exchanged by non-blocking collectives as soon as the backward pass has its gradient. Every
-// scheme is then trained a second time by blocking calls. The exit code is also 1 if the second run has other parameters or
-// payload bytes.
+// With --overlap, the exchange of each tensor starts as soon as the backward pass has the tensor's gradient. The
+// collectives are non-blocking. Every scheme is then trained a second time by blocking calls. The exit code is also 1
+// if the two runs end with different parameters or numbers of payload bytes.
 //
 // With --nodes, gradients are summed inside nodes, uncompressed, and exchanged between nodes. A node is the ranks that share
-// memory, or RANKS consecutive ranks. Only bytes between nodes are then counted.
+// memory, or RANKS consecutive ranks. The program then counts only bytes between nodes.
 //
-// With --time it also prints the time per step.
+// With --time the program also prints the time per step.
 #include "digits.hpp"
 #include "mpi_in_flight.hpp"
 #include "schemes.hpp"
@@ -81,7 +82,8 @@ Run train(MpiCollective &collective, const Batch &digits, MpiBuckets *buckets, c
     return run;
 }
 
-// Trains every scheme. With --overlap, trains it by buckets in flight, then by blocking calls with the same buckets.
+// Trains every scheme. With --overlap, trains each scheme twice: with buckets in flight, then with blocking calls and
+// the same buckets.
 bool run(const std::vector<std::string> &arguments) {
     std::uint32_t per_node = 1;
     bool overlaps = false, times = false;

@@ -1,5 +1,5 @@
-// The functions of NCCL and of the CUDA driver that nccl_trainer.cpp calls. They are loaded at run time, so that neither
-// library is needed to compile.
+// The functions of NCCL and of the CUDA driver that nccl_trainer.cpp calls. Both libraries are loaded at run time, so
+// the compiler needs neither.
 #ifndef LGRECO_EXAMPLES_NCCL_HPP
 #define LGRECO_EXAMPLES_NCCL_HPP
 
@@ -32,7 +32,8 @@ private:
 using Stream = void *;
 using Event = void *;
 
-// A device in its primary context, which stays current on this thread. A machine's ranks use its devices in turn.
+// A GPU in its primary context, which stays current on this thread. Rank r of a machine uses GPU r, modulo the number
+// of GPUs.
 class Driver {
 public:
     explicit Driver(std::uint32_t rank_on_machine) : library_("libcuda.so.1") {
@@ -86,7 +87,7 @@ public:
 
     void record(Event event, Stream stream) const { call<Event, Stream>("cuEventRecord", event, stream); }
 
-    // Waits for the work before the event in its stream, not for later work.
+    // Waits for the work that was enqueued before the event, but not for later work.
     void wait_for(Event event) const { call<Event>("cuEventSynchronize", event); }
 
 private:
@@ -103,7 +104,7 @@ class Nccl {
 public:
     struct Id { char internal[128]; };  // ncclUniqueId
 
-    // Makes the id that rank 0 sends to the others.
+    // Makes NCCL's id of the group, which rank 0 sends to the other ranks.
     Id id() const {
         Id made{};
         call<Id *>("ncclGetUniqueId", &made);
@@ -130,7 +131,7 @@ public:
             "ncclAllReduce", buffer, buffer, count, bf16 ? bf16_ : f32_, sum_, communicator_, stream);
     }
 
-    // After an error other ranks may be inside a collective, and ncclCommDestroy would wait for them.
+    // Frees nothing after an error: other ranks may be inside a collective, and ncclCommDestroy would wait for them.
     ~Nccl() {
         if (communicator_ != nullptr && std::uncaught_exceptions() == 0) library_.find<int (*)(void *)>("ncclCommDestroy")(communicator_);
     }

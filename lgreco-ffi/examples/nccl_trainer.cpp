@@ -4,10 +4,10 @@
 //
 // Needs lgreco with the feature `cuda`; the driver and libnccl.so.2 are loaded at start. Two buckets of layers are in
 // flight at a time, each on a separate stream. Gradients are compressed, exchanged and averaged in the GPUs' memory, and a
-// step waits for the GPU only at its end. The outcome of a step is read when the next one is enqueued. The network itself
-// is computed on the host, because the example has no kernels for it.
+// step waits for the GPU only at its end. The host reads a step's outcome when it enqueues the next step. The network
+// itself is computed on the host, because the example has no kernels for it.
 //
-// Trains under several settings. It prints loss and accuracy on images that no rank trained on, and the bytes that a rank
+// The program trains under several settings. It prints loss and accuracy on held-out images, and the bytes that a rank
 // sent per step. The exit code is 1 if ranks end with different parameters, if the loss does not fall, or if a step has
 // failed.
 #include "digits.hpp"
@@ -79,8 +79,7 @@ public:
         bucket_->submit(cuda_, gradients_);
     }
 
-    // Enqueues the next collective, and returns false if there was none. After the last one, enqueues the copy of the
-    // outcome.
+    // Enqueues the next collective. If none is left, enqueues the copy of the outcome and returns false.
     bool advance(const Nccl &nccl, std::uint64_t &sent) {
         const lgreco_request asked = bucket_->next(cuda_);
         const bool bf16 = asked.kind == LGRECO_REQUEST_ALL_REDUCE_SUM_BF16;
@@ -119,7 +118,7 @@ private:
         Event there = nullptr;
     };
 
-    // Enqueues the copy of this step's outcome, and reads that of the previous step without waiting for this one.
+    // Enqueues the copy of this step's outcome. Then reads the previous step's outcome, without waiting for this step.
     void tell() {
         const Told &now = told_[steps_ % 2];
         driver_.download(now.copy, outcome_.address, outcome_.bytes, stream_);
@@ -176,7 +175,7 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, MpiColl
             if (left == half) buckets[0]->submit();
             if (left == 0) buckets[1]->submit();
         });
-        // Advance the buckets in turn by one collective each, in the same order on all ranks.
+        // Enqueue one collective of each bucket in turn, in the same order on all ranks.
         std::vector<Bucket *> flying;
         for (const auto &bucket : buckets) flying.push_back(bucket.get());
         while (!flying.empty())

@@ -1,4 +1,5 @@
-// The compression schemes that both trainers compare, with the table and the checks of the results.
+// The compression schemes that the MPI and LibTorch trainers compare. Also prints the table of results, and checks
+// them.
 #ifndef LGRECO_EXAMPLES_SCHEMES_HPP
 #define LGRECO_EXAMPLES_SCHEMES_HPP
 
@@ -15,7 +16,7 @@ struct Scheme {
     const char *reduce_dtype = "float32";  // of sums of factors and of uncompressed layers
 };
 
-// The uncompressed scheme, then every uniform scheme followed by L-GreCo's.
+// First the uncompressed scheme. Then for each method the uniform scheme, followed by L-GreCo.
 constexpr Scheme schemes[] = {
     {"uncompressed", "uncompressed", "qsgd", 4},
     {"QSGD 4 bits, uniform", "uniform", "qsgd", 4},
@@ -27,15 +28,15 @@ constexpr Scheme schemes[] = {
     {"PowerSGD, L-GreCo, bf16", "lgreco", "powersgd", 4, "bfloat16"},
 };
 
-// Options of a training run. The first decision comes after `warmup` steps, and another after every `period`. As in the
-// paper, plans have the fewest bytes within the error of the uniform setting.
+// Options of a training run. The controller decides on settings after `warmup` steps, and then every `period` steps. As
+// in the paper, plans have the fewest bytes within the error of the uniform setting.
 inline lgreco::Options options_of(const Scheme &scheme, int warmup, int period) {
     return {{"policy", std::string(scheme.policy)}, {"method", scheme.method},   {"default", scheme.parameter},
             {"metric", "l2"},                       {"budget", "error"},         {"reduce_dtype", scheme.reduce_dtype},
             {"start_iter", warmup},                 {"period", period}};
 }
 
-// The results of a run; all but `bytes` are the same on every rank.
+// The results of a run. All fields except `bytes` and `seconds` are the same on every rank.
 struct Outcome {
     double loss_before, loss, accuracy;  // on data that no rank trained on
     double bytes;                        // that this rank sent per step
@@ -43,7 +44,7 @@ struct Outcome {
     double seconds;                      // per step, of this rank; 0 if not measured
 };
 
-// Runs `train` under every scheme; rank 0 prints. Returns whether all checks passed.
+// Runs `train` under every scheme. Rank 0 prints the results. Returns whether all checks passed.
 template <typename Train> bool compare(const MpiCollective &collective, Train train) {
     const bool speaks = collective.rank() == 0;
     if (speaks) std::printf("%-26s %8s %9s %11s %7s\n", "", "loss", "accuracy", "bytes/step", "fewer");

@@ -1,9 +1,9 @@
-// lgreco for C++17. Handles free themselves, failures are exceptions, and options are written {{"period", 500}, {"method",
-// "topk"}}. This file has layers, error tables, plans and compressors. lgreco_train.hpp has controllers, lgreco_cuda.hpp
-// gradients on an NVIDIA GPU, and lgreco_pipeline.hpp cuts between pipeline stages.
+// lgreco for C++17. Destructors free handles, failures are exceptions, and options are written {{"period", 500},
+// {"method", "topk"}}. This file has layers, error tables, plans and compressors. lgreco_train.hpp has controllers,
+// lgreco_cuda.hpp gradients on an NVIDIA GPU, and lgreco_pipeline.hpp cuts between pipeline stages.
 //
-// Everything here is inline, and programs link the same library as C programs. Structs are those of lgreco.h.
-// docs/src/reference/c-contract.md states the rules for handles, threads and memory.
+// Everything in this header is inline, and programs link the same library as C programs. The structs come from
+// lgreco.h. docs/src/reference/c-contract.md states the rules for handles, threads and memory.
 #ifndef LGRECO_HPP
 #define LGRECO_HPP
 
@@ -36,7 +36,8 @@ private:
     lgreco_status status_;
 };
 
-// Throws an Error unless `status` is LGRECO_OK. Its text is the message of the thread's last failed call, or `message`.
+// Throws an Error unless `status` is LGRECO_OK. The exception's text is `message`, by default the message of the
+// thread's last failed call.
 inline void check(lgreco_status status, const char *message = lgreco_message()) {
     if (status == LGRECO_OK) return;
     throw Error(status, std::string(lgreco_status_name(status)) + ": " + message);
@@ -74,7 +75,7 @@ public:
         for (const auto &[name, value] : given) texts_.emplace_back(name, value.text());
     }
 
-    // Sets an option, and replaces an earlier value.
+    // Sets an option, or replaces its earlier value.
     Options &set(const std::string &name, const Value &value) {
         for (auto &[known, text] : texts_)
             if (known == name) {
@@ -85,7 +86,8 @@ public:
         return *this;
     }
 
-    // The options as an array for calls of lgreco.h; valid until the options change or are destroyed.
+    // Returns the options as an array for calls of lgreco.h. The array is valid until the options change or are
+    // destroyed.
     std::vector<const char *> list() const {
         std::vector<const char *> list;
         for (const auto &[name, text] : texts_) {
@@ -102,8 +104,8 @@ private:
 
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 
-// Makes a struct from a setting's text, such as "qsgd 4", for arrays of settings. Throws LGRECO_TEXT for a text that
-// does not fit.
+// Makes a struct from a setting's text, such as "qsgd 4", for arrays of settings. Throws LGRECO_TEXT if the text is too
+// long for the struct.
 inline lgreco_setting setting(const std::string &text) {
     lgreco_setting setting = {};
     if (text.size() >= sizeof setting.text) check(LGRECO_TEXT, ("setting `" + text + "` is longer than 63 bytes").c_str());
@@ -123,11 +125,12 @@ inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims
     return layer;
 }
 
-// Deleted, because temporary dims would be destroyed before the struct is used.
+// Deleted: temporary `dims` would be destroyed before the caller uses the struct.
 lgreco_layer layer(const char *name, std::vector<std::size_t> &&dims, const void *values = nullptr,
                    lgreco_dtype dtype = LGRECO_DTYPE_F32) = delete;
 
-// The layers of a model, with their names and dims. Calls that take layers accept it. It can be moved, but not copied.
+// The layers of a model, with their names and dims. An object of this class converts to the vector that calls take. It
+// can be moved, but not copied.
 class Layers {
 public:
     Layers() = default;
@@ -176,7 +179,7 @@ template <typename Write> std::string text(Write write) {
     return text;
 }
 
-// Returns the bytes, or other numbers, that a call writes, after asking the call how many there are.
+// Returns the array of numbers that a call writes, after asking the call for its length.
 template <typename T = std::uint8_t, typename Write> std::vector<T> written(Write write) {
     std::size_t length = 0;
     const lgreco_status status = write(static_cast<T *>(nullptr), std::size_t{0}, &length);
@@ -188,7 +191,7 @@ template <typename T = std::uint8_t, typename Write> std::vector<T> written(Writ
 
 } // namespace detail
 
-// A device: "cpu", "cuda", "cuda:1" or "wgpu". A missing context means the CPU.
+// A device: "cpu", "cuda", "cuda:1" or "wgpu". Calls without a context run on the CPU.
 class Context {
 public:
     explicit Context(const std::string &device) {
@@ -235,15 +238,15 @@ public:
         });
     }
 
-    // The table as arrays; valid until the table is destroyed.
+    // Returns the table as arrays, which are valid until the table is destroyed.
     lgreco_table_view view() const {
         lgreco_table_view view = table_view();
         check(lgreco_table_get(get(), &view));
         return view;
     }
 
-    // The compressor of an option. The library must have measured the table, in this run or before it was written to a
-    // file.
+    // Returns the compressor setting of an option. The library must have measured the table, in this run or before it
+    // was written to a file.
     lgreco_setting setting(std::size_t layer, std::uint32_t option) const {
         lgreco_setting setting = {};
         check(lgreco_table_setting(get(), layer, option, &setting));
@@ -285,7 +288,7 @@ public:
         });
     }
 
-    // The plan as arrays; valid until the plan is destroyed.
+    // Returns the plan as arrays, which are valid until the plan is destroyed.
     lgreco_plan_view view() const {
         lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
         check(lgreco_plan_get(get(), &view));
@@ -312,7 +315,7 @@ public:
 
     void set(const std::string &setting) { check(lgreco_compressor_set_setting(get(), setting.c_str())); }
 
-    // The largest number of bytes that encode writes.
+    // Returns the largest number of bytes that `encode` writes.
     std::size_t bound() const {
         std::size_t bytes = 0;
         check(lgreco_compressor_bound(get(), &bytes));

@@ -11,7 +11,7 @@ namespace lgreco {
 
 class CudaBucket;
 
-// Bytes of device memory for Cuda::enqueue_rows.
+// Bytes of device memory that Cuda::enqueue_rows needs.
 struct CudaRowsBytes {
     std::uint64_t workspace = 0, results = 0;
 };
@@ -25,15 +25,15 @@ struct CudaPlace {
 // A CUDA device with a stream.
 class Cuda {
 public:
-    // Uses the device's primary context, as PyTorch does, and a new stream.
+    // Uses a new stream in the device's primary context, which PyTorch uses too.
     explicit Cuda(std::uint32_t ordinal = 0) {
         lgreco_cuda *made = nullptr;
         lgreco::check(lgreco_cuda_create(ordinal, &made));
         handle_.reset(made);
     }
 
-    // Uses a stream and its CUDA context, which must outlive the handle. NULL is the default stream of the current
-    // context.
+    // Uses an existing stream and its CUDA context, which must outlive the handle. NULL is the default stream of the
+    // current context.
     static Cuda on_stream(void *stream) {
         lgreco_cuda *made = nullptr;
         lgreco::check(lgreco_cuda_create_on_stream(stream, &made));
@@ -53,16 +53,16 @@ public:
         return bytes;
     }
 
-    // Does the work of `measure` up to its wait. `workspace` is aligned to 256 bytes. Give a copy of `results` to
-    // read_rows.
+    // Enqueues the work of `measure`, without waiting for the results. `workspace` is aligned to 256 bytes. Pass a host
+    // copy of `results` to read_rows.
     void enqueue_rows(const std::vector<lgreco_layer> &layers, void *workspace, std::uint64_t workspace_bytes, void *results,
                       std::uint64_t results_bytes, const Options &options = {}) {
         check(lgreco_cuda_enqueue_rows(get(), layers.data(), layers.size(), options.list().data(), workspace, workspace_bytes, results,
                                        results_bytes));
     }
 
-    // Makes the table from a host copy of the results, for the same layers and options. Waits only if a gradient is not
-    // finite or very large.
+    // Makes the table from a host copy of the `results` of enqueue_rows, for the same layers and options. Waits only if
+    // a gradient is not finite or very large.
     Table read_rows(const std::vector<lgreco_layer> &layers, const void *copy, std::size_t copy_bytes,
                     const Options &options = {}) {
         lgreco_table *made = nullptr;
@@ -70,7 +70,7 @@ public:
         return Table(made);
     }
 
-    // Bytes of device memory that `calls`, a sum of LGRECO_CUDA_..., need.
+    // Returns the bytes of device memory that these kinds of calls need. `calls` is a sum of LGRECO_CUDA_... constants.
     std::uint64_t workspace_bytes(const std::vector<lgreco_layer> &layers, lgreco_cuda_calls calls,
                                   const Options &options = {}) const {
         std::uint64_t bytes = 0;
@@ -109,7 +109,8 @@ public:
         check(lgreco_cuda_decode(get(), payload.data(), payload.size(), values, values_len));
     }
 
-    // Encodes into device memory and returns the payload's length. Work that is enqueued later may overwrite the gradient.
+    // Encodes into device memory and returns the payload's length. Work that the caller enqueues later may overwrite
+    // the gradient.
     std::size_t encode_to_device(const lgreco_layer &layer, const std::string &setting,
                                  const lgreco_rng_stream &rng, std::uint8_t *payload, std::size_t capacity) {
         std::size_t length = 0;
@@ -122,8 +123,8 @@ public:
         check(lgreco_cuda_decode_on_device(get(), &layer, setting.c_str(), payload, length, values, values_len));
     }
 
-    // Throws the first failure of encode_to_device and decode_on_device since the last check. Results of the failed call
-    // and of later ones must not be used.
+    // Throws the first failure of encode_to_device and decode_on_device since the last check. Do not use the results of
+    // the failed call or of later calls.
     void check() { check(lgreco_cuda_check(get())); }
 
     void synchronize() { check(lgreco_cuda_synchronize(get())); }
@@ -155,27 +156,29 @@ private:
     detail::Handle<lgreco_cuda, lgreco_cuda_destroy> handle_;
 };
 
-// Layers that are exchanged together in the device's memory. Every call takes the device that made the bucket.
+// Layers that are exchanged together in the device's memory. Every member function takes the Cuda object that made the
+// bucket.
 class CudaBucket {
 public:
-    // Submits the gradients of all layers, one after the other; the means replace them.
+    // Submits the gradients of all layers, which lie one after the other. The means replace them.
     void submit(Cuda &cuda, void *gradients) { check(lgreco_cuda_bucket_submit(cuda.get(), get(), gradients)); }
 
-    // Returns the collective to enqueue next on the device's stream; LGRECO_REQUEST_NONE when there is none.
+    // Returns the next collective to enqueue on the device's stream, or LGRECO_REQUEST_NONE when none is left.
     lgreco_request next(Cuda &cuda) {
         lgreco_request asked = LGRECO_REQUEST_INIT;
         check(lgreco_cuda_bucket_next(cuda.get(), get(), &asked));
         return asked;
     }
 
-    // The outcome of the steps so far. Waits for the stream.
+    // Returns the outcome of the steps so far. Waits for the stream.
     lgreco_cuda_outcome outcome(Cuda &cuda) const {
         lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
         check(lgreco_cuda_bucket_outcome(cuda.get(), get(), &outcome));
         return outcome;
     }
 
-    // The memory of a step's outcome. Enqueue a copy of it after the step, for read_outcome.
+    // Returns the device memory that holds a step's outcome. After the step, enqueue a copy of this memory to the host,
+    // and pass the copy to read_outcome.
     CudaPlace outcome_place(Cuda &cuda) const {
         CudaPlace place;
         check(lgreco_cuda_bucket_outcome_place(cuda.get(), get(), &place.address, &place.bytes));
@@ -189,14 +192,15 @@ public:
         return outcome;
     }
 
-    // The device address of a number that is 1 after a step that failed on some rank, else 0.
+    // Returns the device address of a flag: 1 if the last step failed on some rank, else 0.
     float *found_inf(Cuda &cuda) const {
         float *address = nullptr;
         check(lgreco_cuda_bucket_found_inf(cuda.get(), get(), &address));
         return address;
     }
 
-    // These calls copy the residuals of all layers to and from host memory, between two steps.
+    // get_residuals and set_residuals copy the residuals of all layers to and from host memory. Call them between two
+    // steps.
     void get_residuals(Cuda &cuda, std::vector<float> &values) const {
         check(lgreco_cuda_bucket_get_residuals(cuda.get(), get(), values.data(), values.size()));
     }

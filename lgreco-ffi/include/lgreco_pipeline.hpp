@@ -1,4 +1,4 @@
-// Cuts of lgreco_pipeline.h for C++17.
+// The cuts between pipeline stages of lgreco_pipeline.h, for C++17.
 #ifndef LGRECO_PIPELINE_HPP
 #define LGRECO_PIPELINE_HPP
 
@@ -7,16 +7,16 @@
 
 namespace lgreco {
 
-// Makes a setting, which both ends of a cut share and which is saved with the model: {{"batch", 8}, {"features", 4096},
-// {"forward", "topk 400"}}.
+// Makes the setting of a cut from options such as {{"batch", 8}, {"features", 4096}, {"forward", "topk 400"}}. Both
+// ends of a cut need the same setting. Save the setting with the model.
 inline lgreco_cut_setting cut_setting(const Options &options) {
     lgreco_cut_setting setting = {};
     check(lgreco_cut_setting_make(options.list().data(), &setting));
     return setting;
 }
 
-// Returns what running with `setting` means for a model trained with `trained`. `what` receives the name of the first
-// field that differs.
+// Returns whether a model that was trained with the setting `trained` may run with `setting`. `what` receives the name
+// of the first field that differs.
 inline lgreco_compatibility compare(const lgreco_cut_setting &setting, const lgreco_cut_setting &trained,
                                     std::string *what = nullptr) {
     lgreco_compatibility found = LGRECO_COMPATIBILITY_SAME;
@@ -54,7 +54,8 @@ public:
         return ticket;
     }
 
-    // Decodes the other end's message into `values`, which has samples times features elements. Returns the ticket.
+    // Decodes the other end's message into `values`, which has one element per sample and feature. Returns the
+    // micro-batch's ticket.
     std::uint64_t receive(const std::vector<std::uint8_t> &message, std::vector<float> &values) {
         std::uint64_t ticket = 0;
         check(lgreco_cut_receive(get(), message.data(), message.size(), values.data(), values.size(), &ticket));
@@ -73,14 +74,14 @@ public:
 
     void commit_step() { check(lgreco_cut_commit_step(get())); }
 
-    // AQ-SGD: reads the remembered values of a sample, one per feature; false if the sample is not remembered.
+    // For AQ-SGD: reads the remembered values of a sample, one per feature. Returns false for an unknown sample.
     bool remembered(std::uint64_t sample, std::vector<float> &values) const {
         std::uint32_t found = 0;
         check(lgreco_cut_remembered(get(), sample, values.data(), values.size(), &found));
         return found != 0;
     }
 
-    // AQ-SGD: ids of the remembered samples, least recently updated first.
+    // For AQ-SGD: returns the ids of the remembered samples, least recently updated first.
     std::vector<std::uint64_t> remembered_samples() const {
         return detail::written<std::uint64_t>([this](std::uint64_t *samples, std::size_t capacity, std::size_t *count) {
             return lgreco_cut_remembered_samples(get(), samples, capacity, count);
@@ -93,7 +94,7 @@ public:
         });
     }
 
-    // The largest length of a message that this end writes, in bytes.
+    // Returns the largest length, in bytes, of a message that this end writes.
     std::size_t bound() const {
         std::size_t bytes = 0;
         check(lgreco_cut_bound(get(), &bytes));

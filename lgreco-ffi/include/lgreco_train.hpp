@@ -10,15 +10,15 @@
 
 namespace lgreco {
 
-// The network: a base class for the program's own collectives.
+// The network between workers. Programs derive a class from it and implement the collectives.
 class Collective {
 public:
     virtual ~Collective() = default;
 
     virtual std::uint32_t rank() const = 0;
     virtual std::uint32_t world_size() const = 0;
-    // Performs the collective that a controller or a bucket asks for, and waits until it is done. The Controller's call
-    // throws any exception of this function again.
+    // Performs the collective that a controller or a bucket asks for, and waits until it is done. The Controller
+    // rethrows any exception that this function throws.
     virtual void perform(const lgreco_request &request) = 0;
 
 protected:
@@ -27,8 +27,8 @@ protected:
     Collective &operator=(const Collective &) = default;
 };
 
-// The bytes that a worker gives to a collective that it performs. The bytes that it sends depend on the network's algorithm.
-// `rank` and `workers` are the worker's rank in the request's group, and the size of the group. Throws
+// Returns the number of bytes that a worker passes to a collective. The number of bytes sent also depends on the
+// network's algorithm. `rank` is the worker's rank in the request's group, and `workers` is the group's size. Throws
 // LGRECO_UNKNOWN_CONSTANT for an unknown kind.
 inline std::uint64_t contributed_bytes(const lgreco_request &request, std::uint32_t rank, std::uint32_t workers) {
     switch (request.kind) {
@@ -49,8 +49,8 @@ inline std::uint64_t contributed_bytes(const lgreco_request &request, std::uint3
     throw Error(LGRECO_UNKNOWN_CONSTANT, "LGRECO_UNKNOWN_CONSTANT: the request has an unknown kind");
 }
 
-// Adds `count` bf16 to `sums`, for networks that cannot sum bf16, such as MPI. Sums are rounded to nearest, ties to even; NaN
-// stays NaN. A bf16 is the upper half of an f32.
+// Adds `count` bf16 values to `sums`, for networks that cannot sum bf16, such as MPI. Sums are rounded to nearest, ties
+// to even; NaN stays NaN. A bf16 is the upper half of an f32.
 inline void add_bf16(std::uint16_t *sums, const std::uint16_t *addends, std::size_t count) noexcept {
     const auto widened = [](std::uint16_t half) {
         const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
@@ -69,7 +69,7 @@ inline void add_bf16(std::uint16_t *sums, const std::uint16_t *addends, std::siz
 
 namespace detail {
 
-// A collective during one call, with the exception that it threw.
+// The collective of one library call, with the exception that it threw, if any.
 struct Calls {
     Collective &collective;
     std::exception_ptr thrown = nullptr;
@@ -95,8 +95,9 @@ struct Calls {
 
 } // namespace detail
 
-// Layers that a controller lends for one exchange. The destructor returns them. If another thread is using the controller
-// at that moment, the layers stay in flight. Controller::close throws in this case.
+// Layers that a controller lends for one exchange. The destructor returns the layers to the controller. If another
+// thread uses the controller meanwhile, the destructor fails silently and the layers stay in flight; Controller::close
+// would throw.
 class Bucket {
 public:
     Bucket(Bucket &&other) noexcept
@@ -112,7 +113,7 @@ public:
 
     // Declares that the layer has no gradient on this rank in this step.
     void withhold(std::size_t layer) { check(lgreco_bucket_withhold(get(), layer)); }
-    // Describes a collective that next() will ask for, before its memory exists. `index` counts from 0.
+    // Returns the kind and size of a collective before next() asks for it. `index` counts from 0.
     lgreco_request round(std::size_t index) const {
         lgreco_request announced = LGRECO_REQUEST_INIT;
         check(lgreco_bucket_round(get(), index, &announced));
@@ -127,8 +128,8 @@ public:
     // Reports that this rank has no gradients because its backward pass failed; next() then throws on every rank.
     void submit_failure() { check(lgreco_bucket_submit_failure(get())); }
 
-    // Returns the next collective to perform, after the previous one is done; LGRECO_REQUEST_NONE when the gradients are
-    // means.
+    // Returns the next collective to perform. Call it when the previous collective is done. Returns LGRECO_REQUEST_NONE
+    // when the gradients are means.
     lgreco_request next() {
         lgreco_request asked = LGRECO_REQUEST_INIT;
         check(lgreco_bucket_next(get(), &asked));
@@ -147,14 +148,15 @@ private:
     lgreco_bucket *handle_;
 };
 
-// The work of a controller's next decision, which any thread may run once. If it is dropped, it can be taken again.
+// The work of a controller's next decision, which any thread may run once. After a task is destroyed, the controller
+// can make it again.
 class PlanTask {
 public:
-    // Measures and plans. If it fails and the task is handed in nevertheless, the step of the decision fails on all
-    // ranks.
+    // Measures and plans. If `run` fails and the caller hands the task in nevertheless, the step of the decision fails
+    // on all ranks.
     void run() { check(lgreco_plan_task_run(get())); }
 
-    // Whether this is a task; false if there was none to take.
+    // Whether the object holds a task. False if the controller had no task.
     explicit operator bool() const noexcept { return handle_ != nullptr; }
 
     lgreco_plan_task *get() const noexcept { return handle_.get(); }
@@ -167,7 +169,7 @@ private:
     detail::Handle<lgreco_plan_task, lgreco_plan_task_destroy> handle_;
 };
 
-// One worker's part of compressed training.
+// Compresses and exchanges the gradients of one worker.
 class Controller {
 public:
     Controller(Controller &&) noexcept = default;
@@ -183,7 +185,8 @@ public:
         });
     }
 
-    // Makes the controller of a rank that keeps a shard of each layer; `shards` has world_size ends per layer.
+    // Makes the controller of a rank that keeps a shard of each layer. For each layer, `shards` has the end of every
+    // rank's shard.
     static Controller sharded(Collective &collective, const std::vector<lgreco_layer> &layers,
                               const std::vector<std::uint64_t> &shards, const Options &options = {},
                               const std::vector<lgreco_setting> &settings = {},
@@ -199,7 +202,8 @@ public:
         return controller;
     }
 
-    // The controller of a worker on nodes of `ranks_per_node` workers each. Requests name the group that performs them.
+    // Makes the controller of a worker on nodes of `ranks_per_node` workers each. Each request names the group that
+    // performs it.
     static Controller on_nodes(Collective &collective, std::uint32_t ranks_per_node, const std::vector<lgreco_layer> &layers,
                                const Options &options = {}, const std::vector<lgreco_setting> &settings = {},
                                const lgreco_context *context = nullptr) {
@@ -229,14 +233,14 @@ public:
         check(lgreco_controller_begin_step(get(), learning_rate));
     }
 
-    // Begins a step and performs its control requests; then buckets may be opened. If a collective throws, abandon_step ends
-    // the step.
+    // Begins a step and performs its control requests, after which buckets may be opened. If a collective throws, call
+    // abandon_step.
     void begin_step(Collective &collective, double learning_rate) {
         begin_step(learning_rate);
         for (lgreco_request asked = control(); asked.kind != LGRECO_REQUEST_NONE; asked = control()) collective.perform(asked);
     }
 
-    // Returns the next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when none is left.
+    // Returns the next collective to perform before buckets are opened, or LGRECO_REQUEST_NONE when none is left.
     lgreco_request control() {
         lgreco_request asked = LGRECO_REQUEST_INIT;
         check(lgreco_controller_control(get(), &asked));
@@ -250,7 +254,7 @@ public:
         return Bucket(handle_, lent);
     }
 
-    // Takes a bucket back, at any stage of its exchange.
+    // Returns a bucket's layers to the controller, at any stage of its exchange.
     void close(Bucket &bucket) { check(lgreco_bucket_close(get(), &bucket.handle_)); }
 
     // Ends the step, after all its buckets were closed.
@@ -260,15 +264,15 @@ public:
         return report;
     }
 
-    // Takes the work of the next decision, for any thread. It exists once all steps before step `decision - lead` have
-    // ended, and until the decision. At other times the task is empty.
+    // Takes the work of the next decision, for any thread. The task is available from the end of step `decision - lead
+    // - 1` until the decision. At other times the returned task is empty.
     PlanTask take_plan_task() {
         lgreco_plan_task *taken = nullptr;
         check(lgreco_controller_take_plan_task(get(), &taken));
         return PlanTask(taken);
     }
 
-    // Takes the result of a task that was run.
+    // Hands the result of a finished task to the controller.
     void hand_in(PlanTask &task) {
         lgreco_plan_task *run = task.handle_.release();
         const lgreco_status status = lgreco_controller_hand_in(get(), &run);
@@ -276,7 +280,7 @@ public:
         check(status);
     }
 
-    // Asks for a decision before the schedule's next one. All ranks must call it. Returns the step at which the
+    // Asks for a decision earlier than the scheduled one. All ranks must make this call. Returns the step at which the
     // decision is due, or UINT64_MAX for none.
     std::uint64_t replan() {
         std::uint64_t due = 0;
@@ -284,23 +288,23 @@ public:
         return due;
     }
 
-    // Gives new settings to a controller that was made with settings. All ranks must call it. The settings apply from
-    // the next step on, or from the end of the warm-up.
+    // Gives new settings to a controller that was made with settings. All ranks must make this call. The settings apply
+    // from the next step on, or from the end of the warm-up.
     void set_settings(const std::vector<lgreco_setting> &settings) {
         check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));
     }
 
-    // Undoes the last step's changes of the residuals, because its means were not applied.
+    // Undoes the last step's changes of the residuals. Call it if the step's means were not applied.
     void roll_back() { check(lgreco_controller_roll_back(get())); }
 
-    // Abandons a step in which a collective failed; its buckets must be closed. With the option `undo`, residuals
+    // Abandons a step in which a collective failed. Close the step's buckets first. With the option `undo`, residuals
     // return to their values before the step.
     void abandon_step() { check(lgreco_controller_abandon_step(get())); }
 
     // Multiplies all residuals by `factor`. Call it when the loss scale changes by this factor.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 
-    // The first element of a layer that this rank exchanges with its peers, and the number of these elements.
+    // Returns the first element of a layer that this rank exchanges with its peers, and the number of such elements.
     std::pair<std::size_t, std::size_t> shard(std::size_t layer) const {
         std::pair<std::size_t, std::size_t> shard;
         check(lgreco_controller_shard(get(), layer, &shard.first, &shard.second));
@@ -337,7 +341,8 @@ public:
         });
     }
 
-    // Saves one part of the state: part 0, without a name, belongs to no layer; part 1 + l is layer l.
+    // Saves one part of the state, and returns its name and bytes. Part 0 belongs to no layer and has no name. Part 1 +
+    // l belongs to layer l.
     std::pair<std::string, std::vector<std::uint8_t>>
     save_part(std::size_t part, lgreco_save_contents contents = LGRECO_SAVE_EVERYTHING) const {
         const char *name = nullptr;
@@ -348,7 +353,7 @@ public:
         return {name == nullptr ? "" : name, std::move(saved)};
     }
 
-    // Loads saved states. The names in the result are valid until the next load.
+    // Loads saved states. The layer names in the result are valid until the next load.
     lgreco_loaded load(const std::vector<std::uint8_t> &plan, const std::vector<std::vector<std::uint8_t>> &residuals) {
         const Parts parts(residuals);
         lgreco_loaded loaded = LGRECO_LOADED_INIT;

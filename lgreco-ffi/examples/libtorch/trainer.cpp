@@ -1,9 +1,10 @@
 // Trains a small transformer on the text of a novel with LibTorch, data-parallel over MPI.
 //
-//   run [FOLDER] builds and starts it; or: mpirun -np 4 trainer [TEXT]
+// Build and start with: run [FOLDER]. Start alone with: mpirun -np 4 trainer [TEXT]
 //
-// Autograd computes the gradients, lgreco exchanges them in place, and Adam applies the means. Schemes, table and exit code
-// are those of ../mpi_trainer.cpp; accuracy is the fraction of correctly predicted characters. TEXT is any file of bytes.
+// Autograd computes the gradients, lgreco exchanges them in place, and Adam applies the means. Schemes, printed table
+// and exit code are the same as in ../mpi_trainer.cpp. Accuracy is the fraction of correctly predicted characters. TEXT
+// is any file of bytes.
 #include "schemes.hpp"
 
 #include <torch/torch.h>
@@ -45,7 +46,8 @@ Text read_text(const std::filesystem::path &path) {
     return {all.slice(0, 0, end), all.slice(0, end), vocabulary};
 }
 
-// Returns one window of inputs per start, and the character after each input; both have shape context x starts.
+// Returns one window of input characters per start, and the character after each input. Both tensors have the shape
+// context x starts.
 std::pair<torch::Tensor, torch::Tensor> windows_at(const torch::Tensor &text, const torch::Tensor &starts) {
     const torch::Tensor at = starts.unsqueeze(0) + torch::arange(context).unsqueeze(1);
     return {text.index({at}), text.index({at + 1})};
@@ -68,7 +70,7 @@ struct TransformerImpl : torch::nn::Module {
         register_module("output", output);
     }
 
-    // Returns the scores of the next character: context x windows x vocabulary.
+    // Returns the scores of the next character, in the shape context x windows x vocabulary.
     torch::Tensor forward(const torch::Tensor &inputs) {
         const torch::Tensor x = characters(inputs) + positions(torch::arange(context)).unsqueeze(1);
         return output(encoder(x, mask));

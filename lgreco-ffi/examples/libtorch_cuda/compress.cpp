@@ -1,6 +1,6 @@
 // Measures, plans, compresses and decodes the gradients of a LibTorch model on an NVIDIA GPU, in place, on PyTorch's
-// current stream. The exit code is 0 when all ways of decoding give the same values, 1 when they differ or a call fails, 2
-// without a GPU.
+// current stream. The exit code is 0 if payloads in host and device memory decode to the same values, 1 if they differ
+// or a call fails, and 2 without a GPU.
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
@@ -58,7 +58,8 @@ bool compress() {
         cuda.encode(layers[index], setting, words, payload);
         cuda.decode(payload, decoded.data_ptr<float>(), elements);
 
-        // Encodes to device memory, for payloads that travel by NCCL. No call before `check` waits.
+        // Encodes to device memory, for payloads that travel by NCCL. Of the calls below, only `check` waits for the
+        // GPU.
         const auto bytes = static_cast<std::int64_t>(cuda.payload_len(layers[index], setting));
         torch::Tensor sent = torch::empty({bytes}, gradient.options().dtype(torch::kByte));
         torch::Tensor received = torch::empty_like(gradient);
