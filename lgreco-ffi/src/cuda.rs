@@ -140,7 +140,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>> {
 /// The stream and its context outlive the device.
 pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>> {
     #[cfg(feature = "cuda")]
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     return Ok(Box::new(unsafe { lgreco_cuda::CudaBackend::with_stream(stream) }?));
     #[cfg(not(feature = "cuda"))]
     crate::device::not_built_in(stream)
@@ -162,7 +162,7 @@ mod backend {
     /// # Safety
     /// The requirements of [`DeviceGradient::new`] apply.
     unsafe fn gradient(tensor: DeviceTensor) -> Result<DeviceGradient> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         Ok(unsafe { DeviceGradient::new(tensor.address, tensor.dtype, tensor.shape) }?)
     }
 
@@ -176,7 +176,7 @@ mod backend {
         call: impl FnOnce(&[DeviceJob<'a>]) -> Result<T, DeviceJobError>,
     ) -> Result<T> {
         let job = |row: &Row<'a>| {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             let gradient = unsafe { gradient(row.gradient) }.map_err(|failure| failure.of_layer(row.layer))?;
             Ok(DeviceJob { gradient, candidates: row.candidates, stream: row.stream })
         };
@@ -222,7 +222,7 @@ mod backend {
         }
 
         unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()> {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             unsafe { on(rows, |jobs| self.measure_device(jobs, squared_errors)) }
         }
 
@@ -233,7 +233,7 @@ mod backend {
         }
 
         unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()> {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             unsafe { on(rows, |jobs| CudaBackend::enqueue_rows(self, jobs, workspace, results)) }
         }
 
@@ -244,29 +244,29 @@ mod backend {
                 return Err(CoreError::Length { what: "bytes of results", expected, found: copy.len() }.into());
             }
             let words: Vec<u64> = words.iter().map(|&word| u64::from_ne_bytes(word)).collect();
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             unsafe { on(rows, |jobs| CudaBackend::read_rows(self, jobs, &words, squared_errors)) }
         }
 
         unsafe fn encode(&mut self, encoding: &Encoding, payload: &mut [u8]) -> Result<usize> {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             let gradient = unsafe { gradient(encoding.gradient) }?;
             Ok(self.encode_device(&encoding.setting, &gradient, encoding.stream, payload)?)
         }
 
         unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<()> {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             Ok(unsafe { self.decode_to_device(payload, values) }?)
         }
 
         unsafe fn encode_to_device(&mut self, encoding: &Encoding, payload: u64) -> Result<usize> {
             let Encoding { gradient: tensor, setting, stream } = encoding;
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             unsafe { Ok(CudaBackend::encode_to_device(self, setting, &gradient(*tensor)?, *stream, payload)?) }
         }
 
         unsafe fn decode_on_device(&mut self, by: &Setting, shape: Shape, from: u64, to: u64) -> Result<()> {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             Ok(unsafe { CudaBackend::decode_on_device(self, by, shape, from, to) }?)
         }
 
@@ -275,7 +275,7 @@ mod backend {
         }
 
         unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>> {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             unsafe { bucket::new(self, layers, memory) }
         }
     }

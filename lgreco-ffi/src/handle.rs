@@ -98,7 +98,7 @@ unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live during `'a`.
 pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K::State> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let handle = unsafe { checked(pointer) }?;
     // SAFETY: nobody writes the state of an immutable kind.
     Ok(unsafe { &*handle.state.get() })
@@ -118,7 +118,7 @@ fn lock(lock: &AtomicU8) -> Result<()> {
 /// # Safety
 /// The requirements of [`checked`] apply.
 unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let handle = unsafe { checked(pointer) }?;
     lock(&handle.lock)?;
     Ok(handle)
@@ -129,7 +129,7 @@ unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>>
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
 pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::State) -> Result<()>) -> lgreco_status {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let handle = match unsafe { locked(pointer) } {
         Ok(handle) => handle,
         Err(failure) => return message::failed(&failure),
@@ -171,7 +171,7 @@ impl Drop for Lock<'_> {
 /// # Safety
 /// The requirements of [`call`] apply.
 pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K::State) -> Result<T>) -> Result<T> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let handle = unsafe { checked(pointer) }?;
     lock(&handle.lock)?;
     let _lock = Lock(&handle.lock);
@@ -184,7 +184,7 @@ pub(crate) unsafe fn with<K: Kind, T>(pointer: *mut K, work: impl FnOnce(&mut K:
 /// # Safety
 /// `place` is null, misaligned, or valid for writes during `'a`.
 unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     Ok(unsafe { crate::pointers::place(place, N::WHAT) }?.write(core::ptr::null_mut()))
 }
 
@@ -194,7 +194,7 @@ unsafe fn emptied<'a, N: Kind>(place: *mut *mut N) -> Result<&'a mut *mut N> {
 /// `place` is null, misaligned, or valid for writes.
 pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> Result<N::State>) -> lgreco_status {
     call_without_handle(|| {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let place = unsafe { emptied(place) }?;
         *place = new::<N>(make()?);
         Ok(())
@@ -211,7 +211,7 @@ pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     place: *mut *mut N,
     make: impl FnOnce(&mut K::State) -> Result<M>,
 ) -> lgreco_status {
-    // SAFETY: this function's caller makes the same promise; `place` stays valid.
+    // SAFETY: the caller meets the safety requirements of this function; `place` stays valid.
     unsafe {
         let place = emptied(place);
         call(pointer, |state| {
@@ -238,7 +238,7 @@ pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_s
 /// # Safety
 /// `place` is null or valid for reads and writes. It holds null, or a live handle of any kind.
 pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     call_without_handle(|| match unsafe { take(place, |_| Ok(())) } {
         Ok(_) | Err(Failure::Panicked) => Ok(()),
         Err(failure) => Err(failure),
@@ -262,7 +262,7 @@ pub(crate) unsafe fn take<K: Kind>(
     if place.is_null() {
         return Ok(None);
     }
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let handle = unsafe { checked(*place) }?;
     let found = match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Acquire) {
         Err(BUSY) => return Err(Failure::Busy),

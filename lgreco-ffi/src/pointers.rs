@@ -95,7 +95,7 @@ pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result
 /// # Safety
 /// The requirements of [`place`] apply.
 pub(crate) unsafe fn write<T>(pointer: *mut T, what: &'static str, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe { place(pointer, what) }?.write(make()?);
     Ok(())
 }
@@ -123,10 +123,10 @@ impl<T> Output<T> {
     ) -> Result<()> {
         let Output { what, to, capacity, length: told } = self;
         disjoint(Range::of(told, 1, "length"), &[Range::of(to, capacity, what)])?;
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe { place(told, "length") }?.write(length);
         at_least(needed as u64, capacity as u64, what)?;
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         fill(&mut unsafe { slice_mut(to, capacity, what) }?[..needed])
     }
 }
@@ -143,7 +143,7 @@ impl Output<c_char> {
             to[text.len()] = 0;
             Ok(())
         };
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe { Output { what, to: to.cast::<u8>(), capacity, length }.fill(text.len(), text.len() + 1, fill) }
     }
 }
@@ -213,14 +213,14 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
 /// name of the argument with the bytes, for messages.
 ///
 /// # Safety
-/// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
+/// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
 pub(crate) unsafe fn encoded<'a>(
     what: &'static str,
     (bytes, length): (*const u8, usize),
     (values, values_len): (*mut f32, usize),
 ) -> Result<(&'a [u8], &'a mut [f32])> {
     disjoint(Range::of(values, values_len, "values"), &[Range::of(bytes, length, what)])?;
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe { Ok((slice(bytes, length, what)?, slice_mut(values, values_len, "values")?)) }
 }
 

@@ -72,7 +72,7 @@ unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
 /// # Safety
 /// The requirements of [`check_size`] apply.
 pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T> {
-    // SAFETY: this function's caller makes the same promise; a struct of that size is readable, and any bits make a
+    // SAFETY: the caller meets the safety requirements of this function; a struct of that size is readable, and any bits make a
     // `T`.
     unsafe {
         check_size(pointer)?;
@@ -98,7 +98,7 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
 /// # Safety
 /// The requirements of [`check_size`] apply. The struct is also valid for writes.
 pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: this function's caller makes the same promise; a struct of that size is writable.
+    // SAFETY: the caller meets the safety requirements of this function; a struct of that size is writable.
     unsafe {
         check_size(pointer)?;
         pointer.write(make()?);
@@ -111,7 +111,7 @@ pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -
 /// # Safety
 /// The requirements of [`fill`] apply.
 pub(crate) unsafe fn fill_unless_null<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     if pointer.is_null() { make().map(drop) } else { unsafe { fill(pointer, make) } }
 }
 
@@ -140,7 +140,7 @@ mod tests {
         Pair { struct_size: size_of_struct::<Pair>(), first, second }
     }
 
-    // SAFETY: repr(C), starts with a usize, integers only.
+    // SAFETY: the struct is repr(C), starts with a usize, and has only integers.
     unsafe impl SizedStruct for Pair {
         const WHAT: &'static str = "pair";
     }

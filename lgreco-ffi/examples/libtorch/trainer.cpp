@@ -1,6 +1,6 @@
 // Trains a small transformer on the text of a novel with LibTorch, data-parallel over MPI.
 //
-// Build and start with: run [FOLDER]. Start alone with: mpirun -np 4 trainer [TEXT]
+//   run [FOLDER] builds and starts the trainer. To start an existing build: mpirun -np 4 trainer [TEXT]
 //
 // Autograd computes the gradients, lgreco exchanges them in place, and Adam applies the means. Schemes, printed table
 // and exit code are the same as in ../mpi_trainer.cpp. Accuracy is the fraction of correctly predicted characters. TEXT

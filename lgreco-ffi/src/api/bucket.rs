@@ -12,8 +12,8 @@ use lgreco_train::controller::two_level::LevelsBucket;
 use std::sync::{Arc, Weak};
 
 /// Layers that are exchanged together in one step. The controller lends them with this rank's residuals and factors.
-/// Different threads may use different buckets at the same time, while another thread uses their controller. Only
-/// lgreco_bucket_close frees a bucket.
+/// Several threads may each use a different bucket, while another thread uses the controller. Only lgreco_bucket_close
+/// frees a bucket.
 pub struct lgreco_bucket {
     _private: [u8; 0],
 }
@@ -23,16 +23,17 @@ kind!(lgreco_bucket, "bucket", b"lgbucket", BucketState, names: names);
 pub(crate) struct BucketState {
     bucket: LevelsBucket,
     groups: Groups,
-    /// Identifies the controller; dead once the controller is destroyed.
+    /// Identifies the controller. Can no longer be upgraded once the controller is destroyed.
     owner: Weak<()>,
-    /// Number of states that the controller had loaded when it lent the bucket.
+    /// Number of saved states that the controller had loaded when it lent the bucket.
     loads: u64,
     /// Names of all layers of the controller.
     names: Arc<[String]>,
     gradients: Gradients,
     /// Pointers to the submitted gradients. Empty before submission, and after the means have replaced the gradients.
     pointers: Vec<*mut c_void>,
-    /// The failure of the submitted pointers, if any. `next` returns it after all ranks have learned of it.
+    /// The failure that the submitted pointers caused, if any. `next` returns this failure after all ranks have learned
+    /// of it.
     wrong: Option<Failure>,
 }
 
@@ -53,12 +54,11 @@ impl BucketState {
         }
     }
 
-    /// # Safety
-    /// The submitted pointers still meet the conditions of lgreco_bucket_submit.
+    /// # Safety The submitted pointers still meet the requirements of lgreco_bucket_submit.
     unsafe fn next(&mut self) -> Result<lgreco_request> {
         let BucketState { bucket, gradients, pointers, groups, .. } = self;
         let next = |values: &mut [_]| bucket.next(values).map(|next| lgreco_request::within(next, *groups));
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let next = unsafe { gradients.with(pointers, next) }?;
         if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
             pointers.clear();
@@ -74,9 +74,10 @@ impl BucketState {
 }
 
 /// Lends a bucket of these layers for one exchange in the step that has begun. `layers` are indices, in any order. All
-/// workers exchange the same layers together, in the same order. For layers that have not been exchanged together
-/// before, an additional all-gather of 24 bytes per worker checks this. Allocates the memory that the settings need and
-/// up to three f32 per element. If it can reuse the memory of a closed bucket, it allocates only a few hundred bytes.
+/// workers exchange the same layers together, in the same order. If these layers have not been exchanged together
+/// before, an additional all-gather of 24 bytes per worker checks that all ranks agree. Allocates the memory that the
+/// settings need, and up to three f32 per element. If the memory of a closed bucket can be reused, the call allocates
+/// only a few hundred bytes.
 ///
 /// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
 /// unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
@@ -94,9 +95,9 @@ pub unsafe extern "C" fn lgreco_bucket_open(
     })
 }
 
-/// Declares that a layer has no gradient on this rank in this step; to be called before lgreco_bucket_submit. The
-/// library treats the submitted values of the layer as zeros and replaces them by the mean. The residual stays
-/// unchanged. Other ranks may have a gradient for it.
+/// Declares that a layer has no gradient on this rank in this step. Call it before lgreco_bucket_submit. The library
+/// treats the submitted values of the layer as zeros and replaces them by the mean. The residual stays unchanged. Other
+/// ranks may have a gradient of this layer.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
 /// bucket.
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
 ///
 /// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
 /// - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
-/// - LGRECO_REQUEST_ALL_GATHER_EACH: the bytes of all workers; an upper bound if the values decide them.
+/// - LGRECO_REQUEST_ALL_GATHER_EACH: the bytes of all workers, or an upper bound if the lengths depend on the values.
 /// - LGRECO_REQUEST_BROADCAST: the bytes that are broadcast.
 /// - LGRECO_REQUEST_ALL_TO_ALL: the bytes sent and received together.
 #[unsafe(no_mangle)]
@@ -124,13 +125,14 @@ pub unsafe extern "C" fn lgreco_bucket_round(
 }
 
 /// Submits the gradients of this step, one pointer per layer in the order in which the bucket was opened. The call adds
-/// residuals and compresses. The library keeps the pointers. The gradients must stay in place, and nothing else may use
-/// them, until lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
+/// residuals and compresses. The library keeps the pointers: the gradients must stay in place, and nothing else may use
+/// them. This ends when lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or when the bucket is closed. Does not
+/// allocate.
 ///
-/// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. Wrong gradients
-/// are not an error of this call, because the other ranks wait for this one. Examples are values that are not finite,
-/// and pointers that lgreco_controller_step would refuse. lgreco_bucket_next reports wrong gradients to all ranks, and
-/// fails on each. A trainer that has no gradients calls lgreco_bucket_submit_failure.
+/// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. This call does not
+/// fail for wrong gradients, because the other ranks wait for this rank. Wrong gradients are values that are not
+/// finite, and pointers that lgreco_controller_step would refuse. lgreco_bucket_next reports them to all ranks, and
+/// fails on every rank. A trainer that has no gradients calls lgreco_bucket_submit_failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit(
     bucket: *mut lgreco_bucket,
@@ -156,10 +158,10 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
 }
 
 /// Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
-/// of it in this step. Call lgreco_bucket_next as after lgreco_bucket_submit. It fails with LGRECO_TRAINER on this
-/// rank. On the others it fails with LGRECO_PEER, and the message names this rank. Residuals and factors of the layers
-/// stay unchanged. A bucket whose layers have no elements sends no messages; the next bucket or step then fails on all
-/// ranks.
+/// of the failure in this step. Call lgreco_bucket_next as after lgreco_bucket_submit. On this rank, lgreco_bucket_next
+/// fails with LGRECO_TRAINER. On the other ranks it fails with LGRECO_PEER, and the message names this rank. Residuals
+/// and factors of the layers stay unchanged. A bucket whose layers have no elements sends no messages. In this case the
+/// next bucket or step fails on all ranks.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 #[unsafe(no_mangle)]
@@ -171,33 +173,33 @@ pub unsafe extern "C" fn lgreco_bucket_submit_failure(bucket: *mut lgreco_bucket
 /// LGRECO_REQUEST_NONE means that the gradients are now means. Allocates scratch memory and, on nodes, memory for the
 /// last collective. If this allocation fails, the call fails with LGRECO_OUT_OF_MEMORY on this rank only.
 ///
-/// A failure on one rank is a failure on all. The rank at fault gets the code of its error. The others get LGRECO_PEER,
-/// with rank and code in the message. The bucket's gradients are then unusable, its residuals and factors are
-/// unchanged, and other buckets are not affected. The codes are LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks
-/// exchange different layers or have different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and
-/// LGRECO_PEER_MESSAGE.
+/// If the call fails on one rank, it fails on all ranks. The rank at fault gets the code of its error. The other ranks
+/// get LGRECO_PEER, with the failed rank and its code in the message. After a failure, the bucket's gradients are
+/// unusable, its residuals and factors are unchanged, and other buckets are not affected. The codes are
+/// LGRECO_NON_FINITE_GRADIENT, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE, and LGRECO_PEER_PLAN when
+/// ranks exchange different layers or have different options.
 ///
-/// If the option `non_finite` is `skip` or `pass_through`, gradients that are not finite are no error. All gradients of the
-/// bucket then become zeros (skip), or NaN for a loss scaler to find (pass_through), on every rank. Residuals stay
-/// unchanged. Fails with LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+/// If the option `non_finite` is `skip` or `pass_through`, gradients that are not finite are no error. With `skip`, all
+/// gradients of the bucket become zeros on every rank. With `pass_through` they become NaN, which a loss scaler
+/// detects. Residuals stay unchanged. Fails with LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request: *mut lgreco_request) -> lgreco_status {
     call!(bucket, |state| { fill(request, || state.next()) })
 }
 
-/// Returns a bucket to its controller, at any stage of its exchange, frees it and sets the caller's pointer to NULL.
-/// Does nothing for NULL, or for a pointer to NULL. A collective that still works on the bucket's memory must have
-/// ended. If the exchange did not finish, residuals and factors of its layers stay as they were. A bucket that was
+/// Returns a bucket's layers to its controller, frees the bucket, and sets the caller's pointer to NULL. The exchange
+/// may be at any stage. Does nothing for NULL, or for a pointer to NULL. No collective may still use the bucket's
+/// memory. If the exchange did not finish, residuals and factors of its layers stay as they were. A bucket that was
 /// opened before lgreco_controller_load is freed without any other effect. `controller` may be NULL once the bucket's
 /// controller is destroyed.
 ///
-/// If the bucket was in the middle of its exchange, other ranks may have the means. The step's outcome on this rank is
-/// then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this one with LGRECO_STEP_ORDER. Both are avoided
-/// if all ranks exchange the layers again in this step, or abandon the step.
+/// If the bucket is closed in the middle of its exchange, other ranks may have the means. The step's outcome on this
+/// rank is then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this rank with LGRECO_STEP_ORDER. To avoid
+/// both failures, exchange the layers again in this step, or abandon the step, on all ranks.
 ///
-/// Fails with LGRECO_STEP_ORDER for a bucket of another controller, which stays unchanged. LGRECO_PANIC means that an
-/// earlier call on the bucket panicked. The bucket is then freed with its layers' state. Calls on these layers fail
-/// with LGRECO_IN_FLIGHT until a saved state is loaded.
+/// Fails with LGRECO_STEP_ORDER for a bucket of another controller; the bucket stays unchanged. LGRECO_PANIC means that
+/// an earlier call on the bucket panicked. The bucket is then freed together with the state of its layers. Calls on
+/// these layers fail with LGRECO_IN_FLIGHT until a saved state is loaded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_close(
     controller: *mut lgreco_controller,

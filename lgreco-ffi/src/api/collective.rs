@@ -6,7 +6,7 @@ use lgreco_train::controller::two_level::Topology;
 use lgreco_train::exchange::{Collective, CollectiveError, Request};
 use lgreco_train::gradient::Bf16;
 
-/// The result of `perform` for a kind of collective that the program does not support.
+/// `perform` returns this code for a kind of collective that the program does not support.
 pub const LGRECO_COLLECTIVE_UNSUPPORTED: i32 = i32::MIN;
 
 const _: () = assert!(LGRECO_COLLECTIVE_UNSUPPORTED == CollectiveError::UNSUPPORTED.code);
@@ -14,8 +14,8 @@ const _: () = assert!(LGRECO_COLLECTIVE_UNSUPPORTED == CollectiveError::UNSUPPOR
 /// Performs one collective and returns when it is done.
 pub type lgreco_perform = Option<unsafe extern "C" fn(user: *mut c_void, request: *const lgreco_request) -> i32>;
 
-/// The network: blocking collectives of one worker in a group, which the program implements on NCCL, MPI, Gloo or sockets.
-/// Begin with LGRECO_COLLECTIVE_INIT.
+/// The network of one worker: blocking collectives, which the program implements on NCCL, MPI, Gloo or sockets. Begin
+/// with LGRECO_COLLECTIVE_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_collective {
@@ -29,22 +29,22 @@ pub struct lgreco_collective {
     pub user: *mut c_void,
     /// Performs the collective of a lgreco_request. It returns 0, or an error code that the program chooses. After an
     /// error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order
-    /// with the same lengths. A worker that cannot continue must make the others' collectives fail, so that they do not
-    /// wait forever.
+    /// with the same lengths. A worker that cannot continue must make the other workers' collectives fail, so that they
+    /// do not wait forever.
     ///
-    /// The function is called in the calling thread, during the library call. The request and its memory are valid
-    /// until the function returns. The function must not throw. It must not use the handle of the library call, which
-    /// would fail with LGRECO_BUSY.
+    /// The library calls the function during a library call, on the thread of that call. The request and its memory are
+    /// valid until the function returns. The function must not throw. If it uses the handle of the library call, that
+    /// use fails with LGRECO_BUSY.
     ///
-    /// Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are requested
-    /// only under options that say so; return LGRECO_COLLECTIVE_UNSUPPORTED if they are not supported.
-    /// LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about twice the
-    /// traffic.
+    /// Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are
+    /// requested only under options that say so. Return LGRECO_COLLECTIVE_UNSUPPORTED for a kind that the network does
+    /// not support. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about
+    /// twice the traffic.
     pub perform: lgreco_perform,
 }
 
-// SAFETY: The struct is repr(C) and starts with a usize. Its other fields are numbers, a raw pointer and a nullable
-// function pointer. The caller promises that the function can be called.
+// SAFETY: The struct is repr(C) and starts with a usize. The other fields are numbers, a raw pointer and a nullable
+// function pointer. The caller promises that `perform` can be called.
 sized_struct!("collective", lgreco_collective { world_size: 1 });
 
 /// Largest number of workers accepted from a caller's struct, unless the controller has more. lgreco-train has the same
@@ -70,13 +70,14 @@ impl lgreco_collective {
 
 impl Callback {
     /// Raises the number of workers to `world_size` if the caller's struct states fewer, so that gathers have memory
-    /// for all of them. A number above `MOST_WORKERS` cannot be right, and `world_size` replaces it.
+    /// for all of them. A number above `MOST_WORKERS` cannot be right, so `world_size` replaces that number.
     pub(crate) fn make_room_for(&mut self, world_size: u32) {
         let is_far_too_large = self.world_size > MOST_WORKERS;
         self.world_size = if is_far_too_large { world_size } else { self.world_size.max(world_size) };
     }
 
-    /// The callback for collectives of this worker's node, and the callback for collectives of its peers.
+    /// Returns two callbacks: one for the collectives inside this worker's node, one for the collectives with its
+    /// peers.
     pub(crate) fn levels(&self, place: Topology) -> [Callback; 2] {
         let Topology { nodes, node, per_node, local } = place;
         let Callback { user, perform, .. } = *self;

@@ -33,9 +33,9 @@ pub(crate) struct Compressor {
     stream: Stream,
     memory: Option<Memory<Vec<u64>>>,
     workspace: Vec<u64>,
-    /// The decoded payload, for the residual; empty without feedback.
+    /// The decoded payload, from which the residual is computed. Empty without error feedback.
     decoded: Vec<f32>,
-    /// The sum of gradient and residual that a GPU compresses; empty without feedback, and on the CPU.
+    /// The sum of gradient and residual, as input of a GPU. Empty without error feedback, and on the CPU.
     compensated: Vec<f32>,
 }
 
@@ -92,13 +92,13 @@ impl Compressor {
         self.device.decode(payload, values)
     }
 
-    /// Returns the residual's memory, with the random stream for rounding it at a step.
+    /// Returns the memory that holds the residual, with the random stream for rounding the residual at a step.
     pub(super) fn memory(&mut self, step: u32) -> Result<(&mut Memory<Vec<u64>>, Stream)> {
         let stream = Stream { step, ..self.stream };
         self.memory.as_mut().map(|memory| (memory, stream)).ok_or(Failure::NoFeedback)
     }
 
-    /// Loads a saved memory of the same options and shape.
+    /// Loads a saved residual with the same options and shape.
     pub(super) fn load(&mut self, saved: &[u8]) -> Result<()> {
         let memory = self.memory.as_mut().ok_or(Failure::NoFeedback)?;
         let saved = SavedState::parse(saved)?;
@@ -118,12 +118,12 @@ impl Compressor {
     }
 }
 
-/// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
+/// Makes the compressor of `layer`. The layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
 /// `context` means the CPU. Allocates all memory for later calls.
 ///
-/// Fails with LGRECO_PARAMETER when the setting does not fit the layer, with LGRECO_NOT_CONTRACTIVE when it does not
-/// suit error feedback (lgreco_feedback_check), with the codes of lgreco_setting for a wrong setting, and with
-/// LGRECO_UNKNOWN_OPTION for an unknown option.
+/// Fails with LGRECO_PARAMETER when the setting does not fit the layer. Fails with LGRECO_NOT_CONTRACTIVE when the
+/// setting does not suit error feedback (lgreco_feedback_check). Also fails with the codes of lgreco_setting for a
+/// wrong setting, and with LGRECO_UNKNOWN_OPTION for an unknown option.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *const lgreco_context,
@@ -157,15 +157,15 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     })
 }
 
-/// Checks whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods do, but QSGD
-/// only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the same check without
-/// values. Allocates.
+/// Checks whether `setting` suits error feedback on `layer`, under a compressor's `options`. All methods suit error
+/// feedback, but QSGD only with at least 4 bits and buckets of up to 512 elements. lgreco_compressor_create makes the
+/// same check without values. Allocates.
 ///
-/// QSGD is unbiased and needs no feedback. With few bits or long buckets, its error has a larger norm than its input,
-/// so the residual would grow until it overflows. The layer's `values` may be NULL. The call then compresses
-/// heavy-tailed values to judge QSGD, as lgreco_compressor_create does. If `values` are given, they must be finite, and
-/// the call compresses them to judge any method. The result may then be stricter or more lenient. If the options have
-/// no error feedback, the call does not judge the values.
+/// QSGD is unbiased and needs no error feedback. With few bits or long buckets, the norm of QSGD's error exceeds the
+/// norm of its input. The residual would then grow until it overflows. The layer's `values` may be NULL. The call then
+/// compresses heavy-tailed values to judge QSGD, as lgreco_compressor_create does. If `values` are given, they must be
+/// finite, and the call compresses them to judge any method. The verdict may then be stricter or more lenient than
+/// without values. If the options have no error feedback, the call does not judge the values.
 ///
 /// Fails with LGRECO_NOT_CONTRACTIVE when the setting does not suit error feedback; the message then has the squared
 /// error. Also fails with LGRECO_PARAMETER when the setting does not fit the layer, and with LGRECO_NON_FINITE when a
@@ -198,15 +198,15 @@ pub unsafe extern "C" fn lgreco_feedback_check(
 /// Frees a compressor and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_compressor) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(compressor) }
 }
 
-/// Changes the setting between two steps, for instance after a new plan; the residual stays. Allocates when the new setting
-/// needs a larger workspace than all earlier ones.
+/// Changes the setting between two steps, for instance after a new plan. The residual stays. Allocates when the new
+/// setting needs a larger workspace than all earlier settings.
 ///
-/// Fails like lgreco_compressor_create when the setting does not fit the layer or the feedback. The setting is then
-/// unchanged.
+/// Fails like lgreco_compressor_create when the setting does not fit the layer or does not suit error feedback. After a
+/// failure the old setting remains.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_set_setting(
     compressor: *mut lgreco_compressor,
@@ -215,8 +215,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     call!(compressor, |compressor| Ok(compressor.set(read_setting(setting)?)?))
 }
 
-/// Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes
-/// exactly this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
+/// Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. Encoding writes
+/// exactly this number, unless the payload's length depends on the values (AdaComp, hard thresholds, SIDCo).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_bound(
     compressor: *mut lgreco_compressor,
@@ -227,12 +227,12 @@ pub unsafe extern "C" fn lgreco_compressor_bound(
         .payload_len(compressor.shape, compressor.dtype)?)))
 }
 
-/// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With feedback, the
-/// residual is added first, and the compression error becomes the new residual. `length` receives the number of bytes
-/// written to `payload`. Does not allocate.
+/// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With error
+/// feedback, the call first adds the residual, and the compression error becomes the new residual. `length` receives
+/// the number of bytes written to `payload`. Does not allocate.
 ///
-/// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when the payload does not fit `capacity` (lgreco_compressor_bound always
-/// suffices), LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The residual is then unchanged.
+/// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, and with LGRECO_LENGTH when the payload does
+/// not fit `capacity` (lgreco_compressor_bound always suffices). After a failure the residual is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_encode(
     compressor: *mut lgreco_compressor,

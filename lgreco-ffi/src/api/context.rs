@@ -7,7 +7,8 @@ use core::ffi::c_char;
 use lgreco_train::CoreError;
 
 /// A device that measures and compresses, made by lgreco_context_create. NULL in place of a context means the CPU. Any
-/// number of threads may use a context. Handles that were made with it remain valid when it is destroyed.
+/// number of threads may use a context. Handles that were made with a context remain valid after the context is
+/// destroyed.
 pub struct lgreco_context {
     _private: [u8; 0],
 }
@@ -16,12 +17,12 @@ kind!(lgreco_context, "context", b"lgcontxt", Device);
 
 impl Immutable for lgreco_context {}
 
-/// Returns the device of a context; the CPU for NULL.
+/// Returns the device of a context, or the CPU for NULL.
 ///
 /// # Safety
 /// `context` is null, or points to a live handle of any kind.
 pub(super) unsafe fn device(context: *const lgreco_context) -> Result<Device> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     if context.is_null() { Ok(Device::Cpu) } else { unsafe { handle::shared(context) }.cloned() }
 }
 
@@ -39,16 +40,17 @@ fn open(name: &str) -> Result<Device> {
     }
 }
 
-/// Makes a context for a device. "cpu" is the CPU. "cuda" is the NVIDIA GPU with ordinal 0, and "cuda:1" the one with
-/// ordinal 1; they need a library with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or DirectX
-/// 12; it needs the feature `wgpu`.
+/// Makes a context for a device. "cpu" is the CPU. "cuda" is the NVIDIA GPU with ordinal 0, and "cuda:1" is the GPU
+/// with ordinal 1; both need a library with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or
+/// DirectX 12, and needs the feature `wgpu`.
 ///
 /// A GPU computes the error rows and payloads of QSGD, TopK and PowerSGD from values in host memory. A CUDA GPU also
-/// computes those of EDEN. The CPU does everything else. On CUDA the CPU also handles PowerSGD with ranks above 1024,
-/// and QSGD with bucket sizes that are not a power of two from 64 to 4096.
+/// computes the rows and payloads of EDEN. The CPU does everything else. On CUDA the CPU also handles PowerSGD with
+/// ranks above 1024, and QSGD with bucket sizes that are not a power of two from 64 to 4096.
 ///
-/// Fails with LGRECO_UNKNOWN_NAME for another device, LGRECO_NOT_BUILT_IN when this build does not support the kind of
-/// device, LGRECO_UNAVAILABLE when this machine has no usable one, LGRECO_DEVICE when its driver fails.
+/// Fails with LGRECO_UNKNOWN_NAME for another name, and with LGRECO_NOT_BUILT_IN when this build does not support the
+/// kind of device. Fails with LGRECO_UNAVAILABLE when this machine has no usable device of the kind, and with
+/// LGRECO_DEVICE when the device's driver fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_create(
     device: *const c_char,
@@ -60,6 +62,6 @@ pub unsafe extern "C" fn lgreco_context_create(
 /// Frees a context and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_destroy(context: *mut *mut lgreco_context) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(context) }
 }

@@ -15,8 +15,8 @@ use lgreco_train::controller::{Outcome, Report};
 use lgreco_train::exchange::Collective;
 use std::sync::{Arc, Weak};
 
-/// One worker's part of compressed training. It decides when and how strongly to compress each layer, compresses,
-/// exchanges, and keeps the residuals.
+/// The controller of one worker. It decides when and how strongly to compress each layer, compresses and exchanges the
+/// gradients, and keeps the residuals.
 pub struct lgreco_controller {
     _private: [u8; 0],
 }
@@ -35,16 +35,16 @@ pub(crate) struct ControllerState {
     pub(super) loads: u64,
     /// Names of the layers.
     pub(super) names: Arc<[String]>,
-    /// The same names as C text.
+    /// Names of the layers, as C text.
     pub(super) texts: Texts,
     pub(super) report: Option<Report>,
-    /// Names of the layers that the last load found missing, extra, or with another shape.
+    /// Names of the layers that the last loaded state lacked, had in excess, or had with another shape.
     pub(super) loaded: [Texts; 3],
     pub(super) gradients: Gradients,
 }
 
 impl ControllerState {
-    /// `Err` with the text `what` unless `owner` identifies this controller.
+    /// Returns `Err` with the text `what` unless `owner` identifies this controller.
     pub(super) fn check_own(&self, owner: &Weak<()>, what: &'static str) -> Result<()> {
         if core::ptr::eq(owner.as_ptr(), Arc::as_ptr(&self.owner)) {
             return Ok(());
@@ -76,26 +76,25 @@ impl ControllerState {
     }
 }
 
-/// The result of a step for its gradients.
+/// What a step has done to the gradients.
 pub type lgreco_outcome = u32;
 
-/// The gradients are the means over the workers, compressed as decided.
+/// The gradients are the means over the workers, after compression.
 pub const LGRECO_OUTCOME_EXCHANGED: lgreco_outcome = 0;
 /// Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step with
-/// buckets in flight, the gradients of other buckets are means that must be ignored, and residuals are as before the
-/// step.
+/// buckets in flight, the gradients of other buckets are means that must be ignored. Residuals are as before the step.
 pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
-/// Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
-/// step with buckets in flight, the gradients of the affected buckets are NaN.
+/// Some rank's gradients were not finite. All gradients are now uncompressed means, which are not finite either. After
+/// a step with buckets in flight, the gradients of the affected buckets are NaN.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
-/// After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually it
-/// failed on every rank. Some failures affect this rank only: for instance, a mean is too large for its shard's element
-/// type (LGRECO_ELEMENT_OVERFLOW), or the bucket was closed during its exchange. The next bucket or step then fails on
-/// all ranks.
+/// After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually the
+/// exchange failed on every rank. Some failures affect only this rank: a mean is too large for its shard's element type
+/// (LGRECO_ELEMENT_OVERFLOW), or the bucket was closed during its exchange. The next bucket or step then fails on all
+/// ranks.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
-/// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too:
-/// they are those of this rank's shards. Begin with LGRECO_REPORT_INIT.
+/// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too,
+/// because they count only this rank's shards. Begin with LGRECO_REPORT_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_report {
@@ -103,22 +102,22 @@ pub struct lgreco_report {
     pub struct_size: usize,
     /// The step's number, from 0.
     pub step: u64,
-    /// The result for the gradients.
+    /// What the step has done to the gradients.
     pub outcome: lgreco_outcome,
-    /// 1 when this was the first step under new settings, else 0.
+    /// 1 if the step was the first under new settings, else 0.
     pub switched: u32,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
     /// Bytes that one worker sent for its gradients.
     pub bytes_out: u64,
-    /// Seconds for checking gradients and waiting for other ranks; at a decision also for measuring, planning and
+    /// Seconds for checking gradients and waiting for other ranks. At a decision, includes measuring, planning and
     /// switching.
     pub planning_seconds: f64,
     /// Seconds for compressing and exchanging.
     pub exchange_seconds: f64,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers.
 sized_struct!("report", lgreco_report {});
 
 impl From<Report> for lgreco_report {
@@ -142,9 +141,10 @@ impl From<Report> for lgreco_report {
 }
 
 /// Reports which elements of layer `layer` this rank exchanges with its peers: `count` elements from index `first`. The
-/// rank's residual has only these elements. Without lgreco_controller_create_on_nodes, these are all elements.
+/// rank's residual has only these elements. Unless the controller was made by lgreco_controller_create_on_nodes, the
+/// elements are the whole layer.
 ///
-/// Fails with LGRECO_LAYER_MISMATCH when there is no such layer.
+/// Fails with LGRECO_LAYER_MISMATCH for an unknown layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_shard(
     controller: *mut lgreco_controller,
@@ -165,27 +165,27 @@ pub unsafe extern "C" fn lgreco_controller_shard(
 /// Frees a controller and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_controller) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(controller) }
 }
 
-/// Performs a training step; to be called on every rank after every backward pass. gradients[l], with layer l's type and
-/// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
-/// uses it. `report` may be NULL. Allocates at decisions only.
+/// Performs a training step. Call it on every rank after every backward pass. gradients[l] has layer l's type and
+/// number of elements, and is replaced by its mean over the workers. `learning_rate` must be the same on all ranks.
+/// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at decisions only.
 ///
-/// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets the code of
-/// its error. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn
-/// of the failure: if this rank cannot use the network, because `controller` or `collective` is wrong, or another call
-/// uses the controller (LGRECO_BUSY).
+/// If the call fails on one rank, it fails on all ranks, even for wrong pointers and lengths. The rank at fault gets
+/// the code of its error. The other ranks get LGRECO_PEER, with the failed rank and its code in the message. In one
+/// case the other ranks do not learn of the failure: this rank cannot use the network, because `controller` or
+/// `collective` is wrong, or because another call uses the controller (LGRECO_BUSY).
 ///
-/// The following errors leave everything unchanged, and the step may be repeated (for nodes see
-/// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or
-/// layers, with the first difference in the message; LGRECO_PARAMETER, also when the collective has another rank or
-/// number of workers than the controller; LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way;
-/// codes of planning.
+/// After LGRECO_NON_FINITE_GRADIENT and the following errors, everything is unchanged and the step may be repeated (for
+/// nodes see lgreco_controller_create_on_nodes). LGRECO_PEER_PLAN means that ranks differ in options or layers; the
+/// message names the first difference. LGRECO_PARAMETER can mean that the collective's rank or number of workers
+/// differs from the controller's. LGRECO_STEP_ORDER means that a step of lgreco_controller_begin_step is under way. The
+/// codes of planning are possible too.
 ///
-/// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
-/// step works. After LGRECO_COLLECTIVE, ranks may have different states: load a saved state.
+/// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step. The step's gradients are then
+/// unusable, but the next step works. After LGRECO_COLLECTIVE, ranks may have different states: load a saved state.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_step(
     controller: *mut lgreco_controller,
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn lgreco_controller_step(
             })
         });
         match done {
-            // The other ranks wait for this one, so they must learn of its failure.
+            // The other ranks wait for this rank, so they must learn of its failure.
             Err(failure) if !taken => {
                 let error = Error::Trainer { code: failure.status() };
                 let told = match levels {
@@ -238,13 +238,13 @@ pub unsafe extern "C" fn lgreco_controller_step(
     })
 }
 
-/// Begins a step whose collectives the caller performs. The requests of lgreco_controller_control follow, then any number
-/// of buckets at a time (lgreco_bucket_open), then lgreco_controller_finish_step. All workers make these calls, with
-/// the same `learning_rate`. Only Accordion uses it. lgreco_controller_step does all of this in one call, and checks
-/// all gradients before anything is exchanged.
+/// Begins a step whose collectives the caller performs. Next, perform the requests of lgreco_controller_control. Then
+/// exchange buckets, any number at a time (lgreco_bucket_open), and call lgreco_controller_finish_step. All workers
+/// make these calls, with the same `learning_rate`. Only the option `accordion` uses the learning rate.
+/// lgreco_controller_step takes the whole step in one call, and checks all gradients before the exchange.
 ///
-/// A negative or non-finite learning rate is reported to all ranks. lgreco_controller_control then fails, or the first
-/// bucket if there is no control request. Fails with LGRECO_STEP_ORDER when a step is under way.
+/// All ranks learn of a negative or non-finite learning rate: lgreco_controller_control fails, or the first bucket if
+/// there is no control request. Fails with LGRECO_STEP_ORDER when a step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_begin_step(
     controller: *mut lgreco_controller,
@@ -254,13 +254,13 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
 }
 
 /// Reports the next collective to perform before buckets may be opened. Call it again after each collective, until the
-/// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns that kind. If a decision is due, the
-/// measuring rank measures and plans during a call. Allocates at decisions only.
+/// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns LGRECO_REQUEST_NONE. If a decision is due,
+/// the measuring rank measures and plans during a call. Allocates at decisions only.
 ///
-/// If the call fails on one rank, it fails on all, and the step may be begun again. The codes are LGRECO_PEER,
-/// LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, and those of measuring and planning. Fails with LGRECO_STEP_ORDER when no
-/// step is under way. If a collective cannot be performed, ranks may have different states. lgreco_controller_load then
-/// ends the step.
+/// If the call fails on one rank, it fails on all ranks, and the step may be begun again. The codes are LGRECO_PEER,
+/// LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, and the codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no
+/// step is under way. If a collective cannot be performed, ranks may have different states. In that case load a saved
+/// state with lgreco_controller_load, which also ends the step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_control(
     controller: *mut lgreco_controller,
@@ -273,11 +273,12 @@ pub unsafe extern "C" fn lgreco_controller_control(
 }
 
 /// Ends the step, after all its buckets were closed. Layers that were in no bucket keep their residuals and factors.
-/// `report` may be NULL. Its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket failed. If gradients of some
-/// bucket were not finite, it is LGRECO_OUTCOME_SKIPPED or LGRECO_OUTCOME_PASSED_THROUGH, by the option `non_finite`.
+/// `report` may be NULL. The report's outcome is LGRECO_OUTCOME_FAILED if the exchange of some bucket failed. If
+/// gradients of some bucket were not finite, the outcome is LGRECO_OUTCOME_SKIPPED or LGRECO_OUTCOME_PASSED_THROUGH,
+/// depending on the option `non_finite`.
 ///
-/// Fails with LGRECO_IN_FLIGHT when a bucket was not closed, LGRECO_STEP_ORDER when no step is under way or its control
-/// requests are not done.
+/// Fails with LGRECO_IN_FLIGHT when a bucket was not closed, and with LGRECO_STEP_ORDER when no step is under way or
+/// control requests are left.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_finish_step(
     controller: *mut lgreco_controller,
@@ -292,34 +293,38 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
     })
 }
 
-/// Undoes the last step's changes to the residuals. Use it when the step's means were not applied, for instance because
-/// a loss scaler skipped the update. The step still counts. Either all ranks call it or none, at most once per step.
+/// Undoes the last step's changes to the residuals. Make this call if the step's means were not applied, for instance
+/// because a loss scaler skipped the update. The step still counts. Either all ranks or no ranks make this call, at
+/// most once per step.
 ///
-/// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. They are
-/// available with the option `undo`, or with a `non_finite` other than `error`. On failure, nothing has changed.
+/// Fails with LGRECO_STEP_ORDER while a step is under way, and when the earlier residuals are not available. The
+/// controller keeps the earlier residuals with the option `undo`, or if `non_finite` is not `error`. A failed call
+/// changes nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_controller) -> lgreco_status {
     call!(controller, |state| Ok(state.levels.controller_mut().residuals().roll_back()?))
 }
 
-/// Abandons the step under way because a collective failed; the step may be begun again. With the option `undo`, residuals
-/// return to their values before the step. Without it, layers whose exchange finished keep their new residuals.
+/// Abandons the step under way because a collective failed. The step may be begun again. With the option `undo`,
+/// residuals return to their values before the step. Without `undo`, layers whose exchange finished keep their new
+/// residuals.
 ///
 /// Close all buckets first, once the network no longer uses their memory. Ranks may have stopped at different points.
-/// Before they continue, all ranks must load the plan of one of them, each with its own residuals. lgreco_controller_step
-/// abandons the step itself when a callback fails.
+/// Before they continue, all ranks must load the plan of the same rank, each with its own residuals.
+/// lgreco_controller_step abandons the step itself when a callback fails.
 ///
-/// Fails with LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
+/// Fails with LGRECO_IN_FLIGHT when a bucket is not closed, and with LGRECO_STEP_ORDER when no step is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_controller) -> lgreco_status {
     call!(controller, |state| Ok(state.levels.abandon_step()?))
 }
 
-/// Multiplies all residuals by `factor`. Call it when the loss scale, and so all later gradients, change by this
-/// factor. Either all ranks call it with the same factor, or none. The last step can then no longer be rolled back.
+/// Multiplies all residuals by `factor`. Make this call when the loss scale changes by this factor, because all later
+/// gradients change by it too. Either all ranks make this call with the same factor, or none. Afterwards the last step
+/// can no longer be rolled back.
 ///
-/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its
-/// format, LGRECO_STEP_ORDER while a step is under way. On failure, no residual has changed.
+/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, with LGRECO_OVERFLOW when a residual no longer
+/// fits its format, and with LGRECO_STEP_ORDER while a step is under way. A failed call changes no residual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
     controller: *mut lgreco_controller,

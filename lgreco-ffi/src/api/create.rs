@@ -28,23 +28,23 @@ struct Given {
     options: *const *const c_char,
 }
 
-/// How ranks divide the layers.
+/// How the layers are divided among the ranks.
 enum Shares {
     /// Every rank has whole layers.
     None,
-    /// Every rank has a shard of each layer; the array has the shards' ends, as in lgreco_controller_create_sharded.
+    /// Every rank has a shard of each layer. The array has the ends of the shards, as in
+    /// lgreco_controller_create_sharded.
     Sharded(*const u64),
-    /// A node has this number of ranks, as in lgreco_controller_create_on_nodes.
+    /// Every node has this number of ranks, as in lgreco_controller_create_on_nodes.
     PerNode(u32),
 }
 
 impl Given {
-    /// # Safety
-    /// Handles and pointers are as lgreco-ffi/README.md requires, `shares` as lgreco_controller_create_sharded
-    /// requires.
+    /// # Safety Handles and pointers meet the requirements of lgreco-ffi/README.md, and `shares` those of
+    /// lgreco_controller_create_sharded.
     unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
-        // SAFETY: this function's caller makes the same promise, here and below.
+        // SAFETY: the caller meets the safety requirements of this function, here and below.
         let (device, collective) = unsafe { (device(context)?, read_struct(collective)?.callback()?) };
         let mut tensors = Vec::new();
         // SAFETY: as above.
@@ -96,13 +96,14 @@ impl Given {
     }
 }
 
-/// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
-/// must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL, the policy decides.
-/// Otherwise `settings` has one setting per layer, in force until lgreco_controller_set_settings. The call performs no
-/// collective.
+/// Makes the controller of a model with these layers. The collective states this worker's rank. `values` of layers are
+/// not read. All ranks must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL,
+/// the policy chooses the settings. Otherwise `settings` has one setting per layer, which applies until
+/// lgreco_controller_set_settings. The call performs no collective.
 ///
-/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, with the
-/// codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for layers with the same name.
+/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options. Also fails
+/// with the codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for two layers with the same
+/// name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create(
     context: *const lgreco_context,
@@ -118,15 +119,15 @@ pub unsafe extern "C" fn lgreco_controller_create(
     })
 }
 
-/// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). Each rank gets the means of
-/// its own shards, at the shards' positions in the gradients. The other elements are then unusable.
+/// Like lgreco_controller_create, for ranks that keep a shard of each layer (FSDP, ZeRO). In each gradient, a rank's
+/// own shard is replaced by its mean. The other elements of the gradient become unusable.
 ///
-/// `shards` has world_size numbers per layer, layer after layer: the end of each rank's shard, in elements. The shard of
-/// rank r begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of
-/// elements. The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Payloads of hard thresholds, SIDCo
-/// and AdaComp are gathered whole and decoded by every rank. The option `route` has no effect.
+/// For each layer, `shards` has world_size numbers: the end of each rank's shard, in elements. The shard of rank r
+/// begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of elements.
+/// The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Every rank gathers and decodes the whole
+/// payloads of hard thresholds, SIDCo and AdaComp. The option `route` has no effect.
 ///
-/// Also fails with LGRECO_NULL_POINTER for `shards`, LGRECO_PARAMETER for invalid ends.
+/// Also fails with LGRECO_NULL_POINTER if `shards` is NULL, and with LGRECO_PARAMETER for invalid ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create_sharded(
     context: *const lgreco_context,
@@ -160,28 +161,28 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
 
 /// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node
 /// sum their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the
-/// workers with the same index within the other nodes. The workers of a node then gather the means. So each byte of a
-/// payload passes a node's link once per other node.
+/// workers with the same index within the other nodes. The workers of a node then gather the means. So a node sends
+/// each byte of a payload once to each other node.
 ///
-/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker's
-/// ranks in them are `rank % ranks_per_node` and `rank / ranks_per_node`. The last request of a bucket gathers the
-/// means in its node. Before it, ranks of a node may have performed different numbers of requests with their peers. So
-/// give each bucket in flight separate groups. Alternatively, start the last requests in the same order on all ranks,
-/// after all buckets have reached them.
+/// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker has
+/// rank `rank % ranks_per_node` in its node, and rank `rank / ranks_per_node` among its peers. The last request of a
+/// bucket gathers the means in the node. Before this gather, the ranks of a node may have performed different numbers
+/// of requests with their peers. So give each bucket in flight separate groups. Alternatively, when all buckets have
+/// reached their last request, start the last requests in the same order on all ranks.
 ///
-/// Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH, and for REDUCE_SCATTER_SUM or, if
-/// `reduce_dtype` is bfloat16, ALL_TO_ALL. Settings, residuals, metrics and the bytes of reports are those of this
-/// rank's shards (lgreco_controller_shard). `settings` and the option `min_elements` are for whole layers. Rank numbers
-/// in errors are those of the collective. A run may resume with another division into nodes: give
-/// lgreco_controller_load the states of all ranks of the nodes that this node replaces, and each rank finds its shards
-/// in them.
+/// Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH and REDUCE_SCATTER_SUM. If `reduce_dtype`
+/// is bfloat16, ALL_TO_ALL replaces REDUCE_SCATTER_SUM. Reported settings, residuals, metrics and bytes are those of
+/// this rank's shards (lgreco_controller_shard). `settings` and the option `min_elements` refer to whole layers. Errors
+/// number ranks like the collective. A run may resume with another division into nodes. To do so, give
+/// lgreco_controller_load the states of all ranks of the nodes that this node replaces. Each rank finds its shards in
+/// these states.
 ///
-/// A gradient that is not finite affects its bucket only, also in lgreco_controller_step. Earlier buckets have then
+/// A gradient that is not finite affects only its bucket, even in lgreco_controller_step. By then, earlier buckets have
 /// been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and ignore its gradients. With the
 /// option `non_finite`, the outcome is as after a step with buckets in flight. If lgreco_controller_step is called
-/// while a step is under way, it abandons that step and fails with LGRECO_STEP_ORDER. If a bucket of that step is not
-/// closed, it fails with LGRECO_IN_FLIGHT, and the step stays under way. lgreco_controller_step also allocates small
-/// lists at every step.
+/// while a step is under way, the call abandons that step and fails with LGRECO_STEP_ORDER. If a bucket of the step
+/// under way is not closed, the call fails with LGRECO_IN_FLIGHT, and the step stays under way. lgreco_controller_step
+/// also allocates small lists at every step.
 ///
 /// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 #[unsafe(no_mangle)]

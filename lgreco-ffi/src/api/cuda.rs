@@ -4,21 +4,21 @@ use crate::pointers::write;
 use crate::status::lgreco_status;
 use core::ffi::c_void;
 
-/// An NVIDIA GPU with one stream, for pointers to its memory, in libraries with the feature `cuda`. A call that is
-/// described as "Enqueued" only adds work to the stream. A call that is described as "Blocking" returns when its work
-/// is done.
+/// An NVIDIA GPU with one stream, for calls on pointers to GPU memory. Needs a library with the feature `cuda`. A call
+/// that is described as "Enqueued" only adds work to the stream. A call that is described as "Blocking" returns when
+/// its work is done.
 pub struct lgreco_cuda {
     _private: [u8; 0],
 }
 
 kind!(lgreco_cuda, "cuda", b"lgcuda\0\0", Box<dyn OnDevice>);
 
-/// Makes a handle for device number `ordinal`, from 0. It uses the device's primary context, which PyTorch and the CUDA
-/// runtime use too, and a new stream that does not wait for the default stream.
+/// Makes a handle for device number `ordinal`, from 0. The handle uses the device's primary context, like PyTorch and
+/// the CUDA runtime. It has a new stream, which does not wait for the default stream.
 ///
 /// Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`. Fails with LGRECO_UNAVAILABLE when driver or device are
-/// missing or too old, or when the library has no kernels for the device; the message says which. Fails with
-/// LGRECO_DEVICE when the driver fails, also when a context or stream cannot be allocated.
+/// missing or too old, or when the library has no kernels for the device. The message names the reason. Fails with
+/// LGRECO_DEVICE when the driver fails, for instance because a context or stream cannot be allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_create(ordinal: u32, cuda: *mut *mut lgreco_cuda) -> lgreco_status {
     create!(cuda, || cuda::open(ordinal))
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
 /// nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(cuda) }
 }
 
@@ -53,16 +53,16 @@ pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *
 
 /// Blocking: waits until all work in the stream is done.
 ///
-/// Fails with LGRECO_DEVICE, also when work that was enqueued before has failed.
+/// Fails with LGRECO_DEVICE when the driver fails, or when earlier enqueued work has failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgreco_status {
     call!(cuda, |cuda| cuda.synchronise())
 }
 
-/// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It
-/// does not read gradients. The message gives the number of the first failed call, from 0, among all calls of both
-/// kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not
-/// use their results, nor those of the failed call. A check is due after at most 4096 such calls.
+/// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check.
+/// The check does not read gradients. The message has the number of the first failed call. It counts from 0, over the
+/// calls of both kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not
+/// reported. So do not use the results of the failed call or of later calls. A check is due after at most 4096 calls.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
 /// the driver failed. The message then names no call, and any call may have failed.

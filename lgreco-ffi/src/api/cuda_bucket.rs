@@ -16,17 +16,17 @@ use core::ffi::{c_char, c_void};
 use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;
 
-/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory. A step is
-/// lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the requested collective, repeated until there is no
-/// request. A step never waits, allocates or copies from the host. So it can be captured into a CUDA graph with its
-/// collectives, and replayed. Every call also takes the lgreco_cuda.
+/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory. To take a step,
+/// call lgreco_cuda_bucket_submit. Then repeat lgreco_cuda_bucket_next and the requested collective, until there is no
+/// request. A step never waits, allocates or copies from the host, so a CUDA graph can capture and replay it together
+/// with its collectives. Every call also takes the lgreco_cuda that made the bucket.
 pub struct lgreco_cuda_bucket {
     _private: [u8; 0],
 }
 
 kind!(lgreco_cuda_bucket, "cuda bucket", b"lgcubckt", Box<dyn OnDeviceBucket>);
 
-/// The value of `rank` when no rank is at fault.
+/// The value of `rank` in an outcome if no rank is at fault.
 pub const LGRECO_NO_RANK: u32 = u32::MAX;
 
 /// The outcome of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.
@@ -37,19 +37,19 @@ pub struct lgreco_cuda_outcome {
     pub struct_size: usize,
     /// The number of the next step.
     pub step: u32,
-    /// Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
-    /// decides the value of all means. A mean that is out of range for its type also fails the step, but then only this
-    /// mean is infinite or NaN.
+    /// Number of steps that failed. A failed step leaves residuals unchanged on all ranks, and the option `on_fault`
+    /// decides the value of all means. If a mean is out of range for its type, the step also fails, but only this mean
+    /// is infinite or NaN.
     pub failed: u32,
-    /// The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
-    /// or had other settings, or its payload cannot be decoded.
+    /// The first rank at fault in the last step, else LGRECO_NO_RANK. A rank is at fault if its gradient was not
+    /// finite, if its step or settings differed, or if its payload cannot be decoded.
     pub rank: u32,
     /// The fault of `rank` in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
-    /// decoded, it is LGRECO_PEER_MESSAGE on all ranks.
+    /// decoded, the fault is LGRECO_PEER_MESSAGE on all ranks.
     pub fault: lgreco_status,
-    /// Layer of the first value at fault, as an index into the bucket's layers.
+    /// Layer of the first faulty value, as an index into the bucket's layers.
     pub layer: usize,
-    /// Index of the first value at fault in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
+    /// Index of the first faulty value in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
     pub element: usize,
     /// 1 when the last step failed on some rank, else 0.
     pub has_failed: u32,
@@ -73,18 +73,18 @@ fn to_request(collective: Option<Collective>) -> lgreco_request {
     lgreco_request { kind, memory: LGRECO_DEVICE_CUDA, buffer, count, length, ..Default::default() }
 }
 
-// SAFETY: repr(C), starts with a usize; numbers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers.
 sized_struct!("cuda outcome", lgreco_cuda_outcome { rank: LGRECO_NO_RANK });
 
 /// # Safety
-/// Pointers are as lgreco-ffi/README.md requires.
+/// Pointers meet the requirements of lgreco-ffi/README.md.
 unsafe fn read(
     layers: *const lgreco_layer,
     settings: *const lgreco_setting,
     layers_len: usize,
     options: *const *const c_char,
 ) -> Result<BucketLayers> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let (described, options) = unsafe { (read_structs(layers, layers_len)?, options::read::<BucketOptions>(options)?) };
     check_array(settings, layers_len, "settings")?;
     let BucketOptions { stream, world_size, indices, gain, nan_on_fault, reduce_dtype } = options;
@@ -92,7 +92,7 @@ unsafe fn read(
     exactly(layers_len, indices.len(), "indices, one per layer")?;
     let (mut layers, mut common) = (Vec::with_capacity(layers_len), None);
     for (place, (layer, index)) in described.iter().zip(indices).enumerate() {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let tensor = unsafe { layer.tensor() }?;
         if *common.get_or_insert(tensor.dtype) != tensor.dtype {
             let expected = "that of the bucket's first layer";
@@ -111,8 +111,8 @@ unsafe fn read(
 /// Reports the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus
 /// messages. `values` of layers are not read. `settings` has one setting per layer.
 ///
-/// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
-/// different types.
+/// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, and with LGRECO_PARAMETER for
+/// layers of different types.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     cuda: *mut lgreco_cuda,
@@ -125,12 +125,12 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     call!(cuda, |cuda| { write(bytes, "bytes", || cuda.bucket_bytes(&read(layers, settings, layers_len, options)?)) })
 }
 
-/// Enqueued: makes a bucket of these layers in `memory` on the device, which has at least lgreco_cuda_bucket_bytes and is
-/// aligned to 16 bytes. The bucket owns this memory until all work that was enqueued with it is done. Residuals start as
-/// zeros. The call first waits until kernels are loaded.
+/// Enqueued: makes a bucket of these layers in `memory` on the device. The memory has at least the bytes that
+/// lgreco_cuda_bucket_bytes reports, and is aligned to 16 bytes. Nothing else may use the memory until all work that
+/// was enqueued with the bucket is done. Residuals start as zeros. The call first waits until kernels are loaded.
 ///
-/// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_PARAMETER for
-/// ranks and gains out of range, LGRECO_DEVICE.
+/// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, with
+/// LGRECO_PARAMETER for ranks and gains out of range, and with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     cuda: *mut lgreco_cuda,
@@ -149,20 +149,20 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     })
 }
 
-/// Frees a bucket and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. Its memory
-/// may be freed once all work that was enqueued with it is done.
+/// Frees a bucket and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. The bucket's
+/// memory may be freed once all work that was enqueued with the bucket is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cuda_bucket) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(bucket) }
 }
 
 /// Enqueued: adds residuals to the gradients of a step and compresses them. The gradients of all layers lie one after the
-/// other in the device's memory. They must stay there until lgreco_cuda_bucket_next has returned LGRECO_REQUEST_NONE; the
-/// means then replace them.
+/// other in the device's memory. The gradients must stay there until lgreco_cuda_bucket_next has returned
+/// LGRECO_REQUEST_NONE. The means then replace them.
 ///
-/// Fails with LGRECO_STEP_ORDER when a step is under way, LGRECO_DEVICE for an address that is NULL or not aligned. The
-/// device detects wrong values and informs all ranks. lgreco_cuda_bucket_outcome reports them.
+/// Fails with LGRECO_STEP_ORDER when a step is under way, and with LGRECO_DEVICE for an address that is NULL or not
+/// aligned. The device detects wrong values and informs all ranks. lgreco_cuda_bucket_outcome reports wrong values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     cuda: *mut lgreco_cuda,
@@ -174,14 +174,15 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
     })
 }
 
-/// Enqueued: continues after the previous collective was enqueued, and returns in `request` the next collective to
-/// enqueue on the stream. The kind is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or
-/// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory, in place, as NCCL performs them. After LGRECO_REQUEST_NONE the
-/// work that computes the means is enqueued. All ranks get the same requests, and must start those of different buckets
-/// in the same order.
+/// Enqueued: returns in `request` the next collective to enqueue on the stream. Call it after the previous collective
+/// was enqueued. The kind is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or
+/// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16. NCCL performs these collectives in place, on device memory. LGRECO_REQUEST_NONE
+/// means that the work that computes the means is enqueued. All ranks get the same requests, and must start the
+/// requests of different buckets in the same order.
 ///
 /// Fails with LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit. LGRECO_DEVICE in place of LGRECO_REQUEST_NONE means that
-/// the driver refused a call. All workers have then made the same collectives, and the step has failed on all of them.
+/// the driver refused a call. All workers have then enqueued the same collectives, and the step has failed on all
+/// workers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     cuda: *mut lgreco_cuda,
@@ -191,7 +192,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     call!(cuda, |cuda| { fill(request, || Ok(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?))) })
 }
 
-/// Blocking: reports the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
+/// Blocking: reports the outcome of the bucket's steps so far. To read the outcome without waiting, use
+/// lgreco_cuda_bucket_outcome_place.
 ///
 /// Fails with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
@@ -203,11 +205,11 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     call!(cuda, |cuda| fill(outcome, || Ok(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into())))
 }
 
-/// Reports the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
-/// the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
-/// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Record an event
-/// after the copy. When the event has completed, lgreco_cuda_bucket_read_outcome can read the copy. So a trainer learns
-/// of faults one step later, and waits only for the copy.
+/// Reports the device address and the number of bytes of the outcome of the bucket's last step. Address and number stay
+/// the same as long as the bucket lives. After LGRECO_REQUEST_NONE and before the next lgreco_cuda_bucket_submit,
+/// enqueue a copy to page-locked memory on the same stream. The copy then holds this step's outcome, whatever is
+/// enqueued later. Record an event after the copy. When the event has completed, lgreco_cuda_bucket_read_outcome can
+/// read the copy. With this method a trainer learns of faults one step later, and waits only for the copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
     cuda: *mut lgreco_cuda,
@@ -228,8 +230,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome_place(
 /// Reads the outcome of the bucket's steps from a copy of the bytes at lgreco_cuda_bucket_outcome_place. The copy need not
 /// be aligned. The device is not used.
 ///
-/// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place reports. Other
-/// bytes of this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
+/// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place reports. If the
+/// copy holds other bytes, the outcome is meaningless and may name a layer that the bucket does not have.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     cuda: *mut lgreco_cuda,
@@ -245,8 +247,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_read_outcome(
     })
 }
 
-/// Reports the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it
-/// as `found_inf`.
+/// Reports the device address of an f32 flag: 1 if the last step failed on some rank, else 0. Loss scalers read this
+/// flag as `found_inf`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
     cuda: *mut lgreco_cuda,
@@ -261,7 +263,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
 
 /// Blocking: copies the residuals of all layers, one layer after the other, to host memory. Call it between two steps.
 ///
-/// Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, LGRECO_DEVICE.
+/// Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, and with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_get_residuals(
     cuda: *mut lgreco_cuda,
@@ -291,12 +293,12 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     })
 }
 
-/// Blocking: copies the residuals and the number of steps from another bucket with the same layers to this one, between
-/// two steps. Use it to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
+/// Blocking: copies the residuals and the step count of another bucket with the same layers to this bucket, between two
+/// steps. Use this call to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
 /// lgreco_cuda.
 ///
-/// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
-/// LGRECO_DEVICE.
+/// Fails with LGRECO_LENGTH when the layers have other numbers of elements, with LGRECO_BUSY for the same bucket twice,
+/// and with LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_take_over(
     cuda: *mut lgreco_cuda,

@@ -19,9 +19,9 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
+    /// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
     unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe {
             let layers = read_structs(layers, layers_len)?;
             let tensors = layers.iter().map(|layer| layer.tensor()).collect::<Result<_, _>>()?;
@@ -29,12 +29,12 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Returns the candidates that `options` offer to the layers.
+    /// Returns the candidate settings of each layer under `options`.
     ///
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires.
+    /// Pointers meet the requirements of lgreco-ffi/README.md.
     unsafe fn offer(&self, options: *const *const c_char) -> Result<Offer<'a>> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let options = unsafe { options::read::<SearchOptions>(options) }?;
         let search = options.search()?;
         Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
@@ -77,7 +77,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Returns the rows, or the error of lgreco_cuda_measure for an empty list, before any work is enqueued.
+/// Returns the rows. Fails with LGRECO_EMPTY_TABLE for an empty list, before any work is enqueued.
 fn some(rows: Vec<Row<'_>>) -> Result<Vec<Row<'_>>> {
     if rows.is_empty() { Err(CoreError::EmptyTable.into()) } else { Ok(rows) }
 }
@@ -93,11 +93,11 @@ struct Unit {
     _bytes: [u8; 256],
 }
 
-/// Runs `call` on the rows of the error table that `layers` and `options` give. Reads no gradients: the rows have a
-/// placeholder instead of the gradients' addresses.
+/// Runs `call` on the rows of the error table that belongs to `layers` and `options`. Reads no gradients: the rows have
+/// a placeholder instead of the gradients' addresses.
 ///
 /// # Safety
-/// Pointers are as lgreco-ffi/README.md requires.
+/// Pointers meet the requirements of lgreco-ffi/README.md.
 unsafe fn without_values(
     cuda: &mut Box<dyn OnDevice>,
     layers: *const lgreco_layer,
@@ -109,9 +109,9 @@ unsafe fn without_values(
     if calls & !CALLS.iter().sum::<u32>() != 0 {
         return Err(Failure::UnknownConstant { what: "calls", found: calls });
     }
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let model = unsafe { Model::read(layers, layers_len) }?;
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let offer = unsafe { model.offer(options) }?;
     call(cuda, &model.rows(&offer, |_, _| Ok(NOWHERE))?)
 }
@@ -130,10 +130,10 @@ pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
 /// Calls of lgreco_cuda_decode_on_device.
 pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
-/// Blocking: does the work of lgreco_table_measure for gradients in the device's memory. It enqueues all layers and
-/// waits once; only errors are copied to the host. `values` of layers are device pointers. Values of layers that are
-/// left out of the table are not read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved
-/// the memory.
+/// Blocking: like lgreco_table_measure, but for gradients in the device's memory. The call enqueues all layers and
+/// waits once. It copies only the measured errors to the host. `values` of layers are device pointers. The call does
+/// not read the values of layers that are left out of the table. Allocates on the host. Allocates on the device unless
+/// lgreco_cuda_reserve has reserved the memory.
 ///
 /// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
 /// with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the
@@ -182,11 +182,11 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
     })
 }
 
-/// Enqueued: does the work of lgreco_cuda_measure up to its wait. It works in `workspace` and `results` on the device,
-/// which are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device,
-/// but allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or
-/// options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
-/// the results to host memory, and give it to lgreco_cuda_read_rows.
+/// Enqueued: like lgreco_cuda_measure, but without waiting for the results. The work uses `workspace` and `results` on
+/// the device. They have at least the sizes that lgreco_cuda_rows_bytes reports, and are aligned to 256 and 8 bytes.
+/// The call allocates on the host, but not on the device. The first call on a handle waits while kernels are loaded. A
+/// call with more layers or options than before may wait for page-locked memory. Any other call does not wait. After
+/// this call, enqueue a copy of the results to host memory, and pass the copy to lgreco_cuda_read_rows.
 ///
 /// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
 /// LGRECO_ALIGNMENT when it is not aligned. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the message names no layer.
@@ -221,13 +221,13 @@ pub unsafe extern "C" fn lgreco_cuda_enqueue_rows(
 }
 
 /// Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
-/// layers and options. Call it once the copy has arrived, for instance after an event that follows the copy. The copy
-/// need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. Then the call
-/// waits and reads the gradients, which must still be unchanged. It fails with LGRECO_DEVICE if it finds no error in
-/// them. Allocates.
+/// layers and options. Make this call once the copy has arrived, for instance after an event that follows the copy. The
+/// copy need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. In that
+/// case the call waits and reads the gradients, which must still be unchanged. If it finds no error in the gradients,
+/// the call fails with LGRECO_DEVICE. Allocates.
 ///
-/// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
-/// bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
+/// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. If
+/// the copy holds other bytes, the call returns meaningless numbers or LGRECO_OPTION_ERROR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_read_rows(
     cuda: *mut lgreco_cuda,
@@ -248,9 +248,9 @@ pub unsafe extern "C" fn lgreco_cuda_read_rows(
     })
 }
 
-/// Reports the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
-/// `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
-/// handle has reserved the memory.
+/// Reports the bytes of device memory that `calls` need for these layers, under every candidate setting of `options`.
+/// `values` are not read, and the device is not used. When a new handle has reserved this memory,
+/// lgreco_cuda_held_bytes reports the same number.
 ///
 /// Fails like lgreco_cuda_measure, except for errors about values, and with LGRECO_UNKNOWN_CONSTANT.
 #[unsafe(no_mangle)]
@@ -269,11 +269,11 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     })
 }
 
-/// Blocking: allocates the memory that lgreco_cuda_workspace_bytes reports, and compiles and loads the kernels. Later
-/// `calls` for these layers, under any setting that `options` offer, then allocate nothing on the device and load
+/// Blocking: allocates the memory that lgreco_cuda_workspace_bytes reports, and compiles and loads the kernels. After
+/// that, `calls` for these layers, under every candidate setting of `options`, allocate nothing on the device and load
 /// nothing.
 ///
-/// Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+/// Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_reserve(
     cuda: *mut lgreco_cuda,

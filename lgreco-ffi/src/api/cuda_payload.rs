@@ -11,7 +11,7 @@ use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
 
-/// Selects the random bits of one payload. QSGD's rounding uses all fields; PowerSGD's start matrix uses `seed` and
+/// Selects the random bits of one payload. QSGD's rounding uses all fields. PowerSGD's start matrix uses `seed` and
 /// `layer`. The layout of this struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -22,7 +22,7 @@ pub struct lgreco_rng_stream {
     pub step: u32,
     /// Index of the layer in the model.
     pub layer: u32,
-    /// Number of this worker. It must differ between workers, or their rounding errors do not average out.
+    /// Number of this worker. The number must differ between workers, or their rounding errors do not average out.
     pub rank: u32,
 }
 
@@ -36,13 +36,13 @@ struct Encoded<'a> {
 
 impl<'a> Encoded<'a> {
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
+    /// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
     unsafe fn read(
         layer: *const lgreco_layer,
         setting: *const c_char,
         rng: *const lgreco_rng_stream,
     ) -> Result<Encoded<'a>> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let (layer, tensor, setting, rng) = unsafe {
             let layer = read_struct(layer)?;
             (layer, layer.tensor()?, read_setting(setting)?, slice(rng, 1, "rng")?[0])
@@ -56,8 +56,8 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// Reports the number of payload bytes of a layer under a setting. It does not depend on the values, which are not
-/// read.
+/// Reports the number of payload bytes of a layer under a setting. The number does not depend on the values, and the
+/// call does not read them.
 ///
 /// Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 #[unsafe(no_mangle)]
@@ -78,8 +78,9 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 /// uncompressed gradients, EDEN, TopK, TopK with values in few bits, QSGD with bucket sizes of a power of two from 64
 /// to 4096, and PowerSGD with ranks up to 1024.
 ///
-/// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
-/// other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+/// Fails with LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len reports, and with LGRECO_UNAVAILABLE
+/// for other methods, bucket sizes and ranks. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,
+/// LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_encode(
     cuda: *mut lgreco_cuda,
@@ -103,8 +104,8 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
 /// Enqueued for QSGD, blocking for other methods: decodes any payload in host memory into `values` in the device's
 /// memory. `values_len` is the number of elements. The payload may be freed when the call returns.
 ///
-/// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
-/// writes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` are then unusable.
+/// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH for bytes that no
+/// encoder writes. Also fails with LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE. `values` are then unusable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_decode(
     cuda: *mut lgreco_cuda,
@@ -122,7 +123,7 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
 }
 
 /// Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, so that NCCL can
-/// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check reports whether the gradient could be
+/// send it. `payload` is aligned to 4 bytes. A later call of lgreco_cuda_check reports whether the gradient could be
 /// compressed. Work that is enqueued after this call may overwrite the gradient.
 ///
 /// Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
@@ -148,13 +149,14 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
     })
 }
 
-/// Enqueued: decodes a payload in the device's memory into `values` there. A payload that is not 4-byte aligned is first
-/// copied to the library's memory. The payload comes from lgreco_cuda_encode_to_device on any worker, for this layer under
-/// this setting; the layer's `values` are not read. Other bytes decode to arbitrary values, or lgreco_cuda_check reports
-/// them. Supports QSGD, EDEN, TopK and PowerSGD.
+/// Enqueued: decodes a payload in the device's memory into `values` in the device's memory. The library first copies a
+/// payload that is not 4-byte aligned to its own memory. The payload must come from lgreco_cuda_encode_to_device on any
+/// worker, for this layer under this setting. The layer's `values` are not read. Other bytes decode to arbitrary
+/// values, or lgreco_cuda_check reports a failure. Supports QSGD, EDEN, TopK and PowerSGD.
 ///
-/// Fails with LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len or `values_len` is not the layer's number of
-/// elements, LGRECO_UNAVAILABLE for other methods, LGRECO_DEVICE, also when a check is due.
+/// Fails with LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len reports, or when `values_len` is not the
+/// layer's number of elements. Fails with LGRECO_UNAVAILABLE for other methods, and with LGRECO_DEVICE when the driver
+/// fails or a check is due.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
     cuda: *mut lgreco_cuda,

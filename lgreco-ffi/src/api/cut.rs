@@ -16,8 +16,8 @@ pub const LGRECO_END_UPSTREAM: lgreco_end = 0;
 /// The stage below. It receives activations and sends gradients.
 pub const LGRECO_END_DOWNSTREAM: lgreco_end = 1;
 
-/// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be
-/// lost or change their order.
+/// One end of a cut between two pipeline stages. The other end is in another process. Messages between the two ends
+/// must not be lost or change their order.
 pub struct lgreco_cut {
     _private: [u8; 0],
 }
@@ -36,7 +36,7 @@ pub(crate) struct CutState {
     pub(super) ids: Vec<Option<u64>>,
 }
 
-/// Evaluates the same expression for either end.
+/// Evaluates the same expression for an upstream or a downstream end.
 macro_rules! either {
     ($end:expr, $name:ident => $body:expr) => {
         match $end {
@@ -63,8 +63,8 @@ impl CutState {
     }
 }
 
-/// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an
-/// unused generation, so that messages of an old end are refused.
+/// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends must take
+/// an unused generation, so that messages of old ends are refused.
 ///
 /// Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 #[unsafe(no_mangle)]
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn lgreco_cut_create(
 /// Frees an end and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_destroy(cut: *mut *mut lgreco_cut) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(cut) }
 }
 
@@ -97,8 +97,8 @@ pub unsafe extern "C" fn lgreco_cut_bound(cut: *mut lgreco_cut, bytes: *mut usiz
     call!(cut, |state| write(bytes, "bytes", || Ok(either!(&state.end, end => end.message_len()))))
 }
 
-/// Writes the number of samples in a message for this end to `samples`. It is at most a batch. The message has this
-/// number of samples times the number of features as values.
+/// Writes the number of samples in a message for this end to `samples`. The number is at most the batch size. The
+/// message holds one value for each sample and feature.
 ///
 /// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD or LGRECO_LENGTH for bytes that are not a message of the
 /// other end, and with LGRECO_OUT_OF_STEP for a message of another generation.
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn lgreco_cut_samples(
     call!(cut, |state| write(samples, "samples", || Ok(state.samples(slice(message, length, "message")?)?)))
 }
 
-/// Ends an optimiser step. The updates from the step's messages become the state of both ends. Both ends must commit
+/// Ends an optimiser step. The updates from the step's messages become part of this end's state. Both ends must commit
 /// between the same two activation messages.
 ///
 /// Fails with LGRECO_PARAMETER when no activations went through the cut in this step.
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_
     call!(cut, |state| Ok(either!(&mut state.end, end => end.commit_step())?))
 }
 
-/// Returns the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
+/// Gives back the ticket of a micro-batch whose gradients will never be sent. The other end must make the same call.
 ///
 /// Fails with LGRECO_NOT_IN_FLIGHT when the ticket is not in use.
 #[unsafe(no_mangle)]
@@ -129,8 +129,8 @@ pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) ->
     call!(cut, |state| Ok(either!(&mut state.end, end => end.forget(ticket))?))
 }
 
-/// AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
-/// features. For an unknown sample, `found` receives 0, and `values` are unchanged.
+/// For AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number
+/// of features. For an unknown sample, `found` receives 0, and `values` are unchanged.
 ///
 /// Fails with LGRECO_LENGTH if `values_len` is not the number of features.
 #[unsafe(no_mangle)]
@@ -149,11 +149,11 @@ pub unsafe extern "C" fn lgreco_cut_remembered(
     })
 }
 
-/// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
-/// receives their number, and must not be NULL.
+/// For AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
+/// receives the number of ids, and must not be NULL.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `samples` may be
-/// NULL.
+/// Fails with LGRECO_LENGTH when `capacity` is less than the number of ids. Even then `length` is set, and `samples`
+/// may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     cut: *mut lgreco_cut,
@@ -170,11 +170,11 @@ pub unsafe extern "C" fn lgreco_cut_remembered_samples(
     })
 }
 
-/// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and
-/// must not be NULL.
+/// Writes the state of this end to `saved`. Save both ends after the same step. `length` receives the number of bytes
+/// and must not be NULL.
 ///
 /// Fails with LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight. Fails with
-/// LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be NULL.
+/// LGRECO_LENGTH when `capacity` is less than the number of bytes; even then `length` is set, and `saved` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_save(
     cut: *mut lgreco_cut,
@@ -191,8 +191,9 @@ pub unsafe extern "C" fn lgreco_cut_save(
 
 /// Creates an end from a saved state. The run continues bit for bit. Any bytes are allowed as input.
 ///
-/// Fails with LGRECO_OTHER_SETTING for a state with another setting, LGRECO_CHECKSUM for a damaged one, and
-/// LGRECO_SAVED_STATE and others for bytes that are not a state of such an end.
+/// Fails with LGRECO_OTHER_SETTING for a state with another setting, and with LGRECO_CHECKSUM for a damaged state.
+/// Fails with LGRECO_SAVED_STATE or another code for bytes that are not the state of an upstream or downstream end, as
+/// `end` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_restore(
     setting: *const lgreco_cut_setting,

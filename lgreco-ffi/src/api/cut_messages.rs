@@ -13,7 +13,7 @@ use lgreco_train::gradient::Values;
 /// Replaces the id of a sample that AQ-SGD must not remember.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
-/// The upstream end, with workspace and the ids of the batch.
+/// The upstream end, its workspace, and the ids of the batch.
 type UpstreamParts<'a> = (&'a mut Upstream, &'a mut [u64], &'a [Option<u64>]);
 
 impl CutState {
@@ -24,7 +24,7 @@ impl CutState {
         }
     }
 
-    /// The downstream end, with workspace.
+    /// Returns the downstream end and its workspace.
     fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64])> {
         match &mut self.end {
             End::Downstream(end) => Ok((end, &mut self.workspace)),
@@ -32,11 +32,11 @@ impl CutState {
         }
     }
 
-    /// Returns the values and the message buffer of a sending call. Checks that they do not overlap, and stores the
+    /// Returns the values and the message buffer of a sending call. Checks that the two do not overlap, and stores the
     /// ids.
     ///
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
+    /// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
     unsafe fn batch<'a>(
         &mut self,
         (values, code, samples): (*const c_void, lgreco_dtype, usize),
@@ -51,7 +51,7 @@ impl CutState {
         let read = [Range::of(values.cast::<u8>(), elements * dtype.bytes(), "values"), Range::of(ids, samples, "ids")];
         disjoint(Range::of(message, capacity, "message"), &read)?;
         self.ids.clear();
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe {
             if !ids.is_null() {
                 let known = |&id: &u64| (id != LGRECO_UNREMEMBERED).then_some(id);
@@ -63,13 +63,13 @@ impl CutState {
 }
 
 /// Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
-/// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number; lgreco_cut_receive
-/// returns the same number together with that micro-batch's gradients. For AQ-SGD, `ids` has one id per sample, or
-/// LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates only while
-/// a memory of samples grows.
+/// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number. Later,
+/// lgreco_cut_receive returns the same number with the micro-batch's gradients. For AQ-SGD, `ids` has one id per
+/// sample, or LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates
+/// only while AQ-SGD's memory of samples grows.
 ///
-/// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
-/// LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
+/// Fails with LGRECO_OTHER_END for a downstream end. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,
+/// LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE and LGRECO_TOO_MANY_IN_FLIGHT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_send_activations(
     cut: *mut lgreco_cut,
@@ -93,11 +93,11 @@ pub unsafe extern "C" fn lgreco_cut_send_activations(
     })
 }
 
-/// Upstream: writes the message of a micro-batch in flight once more. Use it when the message was lost, or when the
-/// same step makes another forward pass over the same values. Changes nothing.
+/// Upstream: writes the message of a micro-batch in flight once more. Use this call when the message was lost, or when
+/// the same step makes another forward pass over the same values. Changes nothing.
 ///
-/// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_OUT_OF_STEP when the step has
-/// been committed since, LGRECO_FEEDBACK_RULE for a memory by position.
+/// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, with LGRECO_OUT_OF_STEP when the step
+/// has been committed since, and with LGRECO_FEEDBACK_RULE for error feedback by position in the batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_repeat_activations(
     cut: *mut lgreco_cut,
@@ -117,13 +117,14 @@ pub unsafe extern "C" fn lgreco_cut_repeat_activations(
     })
 }
 
-/// Decompresses the other end's message into `values`: activations downstream, gradients upstream. `values_len` is the
-/// number of samples in the message times the features. `ticket` receives the micro-batch's number, which the upstream
-/// end made.
+/// Decompresses the other end's message into `values`. A downstream end receives activations, an upstream end
+/// gradients. `values_len` is the number of samples in the message times the number of features. `ticket` receives the
+/// micro-batch's number, which the upstream end has chosen.
 ///
-/// Fails with LGRECO_OUT_OF_STEP when this is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember
-/// different values, LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end. Also fails with
-/// LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+/// Fails with LGRECO_OUT_OF_STEP when this is not the next message, and with LGRECO_SAMPLE_OUT_OF_STEP when the two
+/// ends remember different values of a sample. Fails with LGRECO_PAYLOAD_HEADER for a message of another cut, or for
+/// the other end. Also fails with LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY and
+/// LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive(
     cut: *mut lgreco_cut,
@@ -140,10 +141,11 @@ pub unsafe extern "C" fn lgreco_cut_receive(
     })
 }
 
-/// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the first message again. Changes nothing.
+/// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the micro-batch's first message again.
+/// Changes nothing.
 ///
-/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE for a memory by
-/// position.
+/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and with LGRECO_FEEDBACK_RULE for error
+/// feedback by position in the batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive_repeated(
     cut: *mut lgreco_cut,
@@ -160,11 +162,11 @@ pub unsafe extern "C" fn lgreco_cut_receive_repeated(
 }
 
 /// Downstream: compresses the gradients of a micro-batch into `message`. `ticket` is the micro-batch's number from
-/// lgreco_cut_receive; it can be used once. The number of gradients equals that of the activations. Gradients of
-/// different micro-batches may be sent in any order.
+/// lgreco_cut_receive, and can be used once. The message has the same number of values as the micro-batch's
+/// activations. Gradients of different micro-batches may be sent in any order.
 ///
-/// Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
-/// with LGRECO_OTHER_END for an upstream end.
+/// Fails with LGRECO_OTHER_END for an upstream end. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE,
+/// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_send_gradients(
     cut: *mut lgreco_cut,
@@ -183,8 +185,8 @@ pub unsafe extern "C" fn lgreco_cut_send_gradients(
     })
 }
 
-/// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory.
-/// Changes nothing.
+/// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses the values,
+/// without a memory. Changes nothing.
 ///
 /// Fails like lgreco_cut_send_activations for wrong values and buffers.
 #[unsafe(no_mangle)]

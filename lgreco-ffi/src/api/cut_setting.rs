@@ -11,8 +11,8 @@ pub const LGRECO_CUT_SETTING_BYTES: usize = 76;
 const _: () = assert!(LGRECO_CUT_SETTING_BYTES == CutSetting::BYTES);
 
 /// Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
-/// Compression at a cut becomes part of the model, so save this struct with the model. The layout of this struct never
-/// changes.
+/// Compression at a cut is part of the trained model, so save this struct with the model. The layout of this struct
+/// never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_cut_setting {
@@ -30,17 +30,17 @@ impl Default for lgreco_cut_setting {
 /// Reads the setting from the caller's struct.
 ///
 /// # Safety
-/// Pointers are as lgreco-ffi/README.md requires.
+/// Pointers meet the requirements of lgreco-ffi/README.md.
 pub(super) unsafe fn read_cut_setting(setting: *const lgreco_cut_setting, what: &'static str) -> Result<CutSetting> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     let setting = unsafe { slice(setting, 1, what) }?;
     Ok(CutSetting::from_bytes(&setting[0].bytes)?)
 }
 
-/// Makes a setting from options; `batch` and `features` are required.
+/// Makes a setting from options. The options `batch` and `features` are required.
 ///
-/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, LGRECO_PARAMETER,
-/// LGRECO_FEEDBACK_RULE for options that contradict each other.
+/// Fails with LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, and with LGRECO_FEEDBACK_RULE for options
+/// that contradict each other. Also fails with LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_setting_make(
     options: *const *const c_char,
@@ -60,13 +60,13 @@ pub type lgreco_compatibility = u32;
 
 /// The settings are the same.
 pub const LGRECO_COMPATIBILITY_SAME: lgreco_compatibility = 0;
-/// Evaluation gives the same numbers, but training continues differently.
+/// Evaluation gives the same numbers, but further training differs.
 pub const LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY: lgreco_compatibility = 1;
-/// Evaluation runs another model than the trained one.
+/// Evaluation gives other numbers than in training: the model is a different one.
 pub const LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY: lgreco_compatibility = 2;
 
-/// Compares `setting` with `trained`, the setting that a model was trained with. `what` may be NULL; otherwise it receives
-/// the name of the first field that differs, such as "forward codec", or "" if none does. The text is static.
+/// Compares `setting` with `trained`, the setting that a model was trained with. If `what` is not NULL, it receives the
+/// name of the first field that differs, such as "forward codec", or "" if no field differs. The text is static.
 ///
 /// Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 #[unsafe(no_mangle)]

@@ -20,20 +20,21 @@ pub const LGRECO_DTYPE_BF16: lgreco_dtype = 2;
 pub struct lgreco_layer {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// The layer's name, UTF-8. Saved states and plans identify the layer by it.
+    /// The layer's name, UTF-8. Saved states and plans identify the layer by this name.
     pub name: *const c_char,
-    /// The layer's dimensions. PowerSGD treats the tensor as a matrix: the first dimension by the product of the others.
+    /// The layer's dimensions. PowerSGD treats the tensor as a matrix. Its rows are the first dimension, its columns
+    /// the product of the other dimensions.
     pub dims: *const usize,
     /// Number of dimensions; 0 for a scalar.
     pub dims_len: usize,
-    /// The gradient, row-major. Its number of elements is the product of `dims`. The library only reads the gradient.
-    /// lgreco_compressor_create does not need it.
+    /// The gradient, row-major. The number of elements is the product of `dims`. The library only reads the gradient.
+    /// lgreco_compressor_create does not need a gradient.
     pub values: *const c_void,
     /// Type of the gradient's elements.
     pub dtype: lgreco_dtype,
 }
 
-// SAFETY: repr(C), starts with a usize; integers and raw pointers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only integers and raw pointers.
 sized_struct!("layer", lgreco_layer {});
 
 /// A layer's name, shape and type, without its gradient.
@@ -46,12 +47,12 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl lgreco_layer {
-    /// Reads the layer's name, dimensions and type. Failures that occur after the name was read contain it.
+    /// Reads the layer's name, dimensions and type. A failure that occurs after the name was read also has the name.
     ///
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
+    /// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
     pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let (name, dims) =
             unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")) };
         let described = || {
@@ -66,7 +67,7 @@ impl lgreco_layer {
     /// # Safety
     /// The requirements of `tensor` apply.
     pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) };
         let gradient = values.and_then(|values| Ok(Gradient::new(values, tensor.shape)?));
         gradient.map_err(|failure| failure.of_layer(tensor.name))
@@ -101,7 +102,7 @@ pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `elements` values of this type during `'a`.
 pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>> {
-    // SAFETY: this function's caller makes the same promise; F16 and Bf16 are transparent over u16.
+    // SAFETY: the caller meets the safety requirements of this function; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
             Dtype::F32 => Values::F32(slice(pointer.cast(), elements, "values")?),
@@ -111,12 +112,12 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
     }
 }
 
-/// Returns the caller's gradient, to be replaced by the mean.
+/// Returns the caller's gradient for writing, because the mean will replace the gradient.
 ///
-/// # Safety
-/// The requirements of `values` apply. The memory is also valid for writes, and nothing else uses it during `'a`.
+/// # Safety The requirements of `values` apply. The memory is also valid for writes, and nothing else uses the memory
+/// during `'a`.
 pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements: usize) -> Result<ValuesMut<'a>> {
-    // SAFETY: this function's caller makes the same promise; F16 and Bf16 are transparent over u16.
+    // SAFETY: the caller meets the safety requirements of this function; F16 and Bf16 are transparent over u16.
     unsafe {
         Ok(match dtype {
             Dtype::F32 => ValuesMut::F32(slice_mut(pointer.cast(), elements, "gradient")?),
@@ -126,7 +127,7 @@ pub(crate) unsafe fn values_mut<'a>(pointer: *mut c_void, dtype: Dtype, elements
     }
 }
 
-/// A layer's gradient: the layer's index in the model, its type and shape.
+/// Describes a layer's gradient by the layer's index in the model, type and shape.
 pub(super) struct GradientLayer {
     pub(super) index: usize,
     pub(super) dtype: Dtype,
@@ -139,10 +140,10 @@ impl GradientLayer {
     }
 }
 
-/// The caller's gradients, one per layer. References to them exist only during a call.
+/// The caller's gradients, one per layer. References to the gradients exist only during a call.
 pub(super) struct Gradients {
     layers: Vec<GradientLayer>,
-    /// Empty between calls. It is a field so that calls need no allocation.
+    /// Empty between calls. The vector is a field so that calls need no allocation.
     values: Vec<ValuesMut<'static>>,
     ranges: Vec<Range>,
 }
@@ -152,13 +153,13 @@ impl Gradients {
         Gradients { values: Vec::with_capacity(layers.len()), ranges: Vec::with_capacity(layers.len()), layers }
     }
 
-    /// Returns the caller's pointers as a slice; `Err` unless there is one per layer.
+    /// Returns the caller's pointers as a slice, or `Err` unless there is one pointer per layer.
     ///
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires.
+    /// Pointers meet the requirements of lgreco-ffi/README.md.
     pub(super) unsafe fn pointers<'a>(&self, pointers: *const *mut c_void, len: usize) -> Result<&'a [*mut c_void]> {
         exactly(self.layers.len(), len, "gradients, one per layer")?;
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe { slice(pointers, len, "gradients") }
     }
 
@@ -175,8 +176,8 @@ impl Gradients {
         self.values.clear();
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {
-            // SAFETY: this function's caller makes the same promise. The values are cleared before the call ends, and
-            // at the latest before they are used again.
+            // SAFETY: the caller meets the safety requirements of this function. The references in `values` are cleared
+            // before this function returns, or after a panic before their next use.
             let values = unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) };
             let (what, index) = ("gradients", layer.index);
             let of_layer = |failure| Failure::OfElement { what, index, failure: Box::new(failure) };

@@ -14,15 +14,15 @@ pub type lgreco_uncompressed = u32;
 
 /// The layer is compressed.
 pub const LGRECO_UNCOMPRESSED_NOT: lgreco_uncompressed = 0;
-/// There was no decision yet, or the loaded state did not have the layer.
+/// No decision was made yet, or the loaded state did not have the layer.
 pub const LGRECO_UNCOMPRESSED_WARM_UP: lgreco_uncompressed = 1;
 /// The layer has one dimension or fewer, or too few elements.
 pub const LGRECO_UNCOMPRESSED_SMALL: lgreco_uncompressed = 2;
 /// The setting would have saved no bytes.
 pub const LGRECO_UNCOMPRESSED_NO_SAVING: lgreco_uncompressed = 3;
-/// The plan or the caller chose to send it uncompressed.
+/// The plan or the caller chose to send the layer uncompressed.
 pub const LGRECO_UNCOMPRESSED_CHOSEN: lgreco_uncompressed = 4;
-/// Compressing it would take longer than sending it uncompressed.
+/// Compressing the layer would take longer than sending it uncompressed.
 pub const LGRECO_UNCOMPRESSED_SLOWER: lgreco_uncompressed = 5;
 /// The chosen setting does not suit error feedback.
 pub const LGRECO_UNCOMPRESSED_NOT_CONTRACTIVE: lgreco_uncompressed = 6;
@@ -35,25 +35,25 @@ pub struct lgreco_metrics {
     pub struct_size: usize,
     /// Number of steps in which the layer was exchanged.
     pub steps: u64,
-    /// Bytes of the layer's gradients in these steps.
+    /// Bytes of the layer's gradients in the steps that `steps` counts.
     pub bytes_in: u64,
-    /// Bytes sent for the layer in these steps.
+    /// Bytes sent for the layer in the steps that `steps` counts.
     pub bytes_out: u64,
-    /// Squared error of compression divided by the squared norm of its input, as last measured; -1 before the first
-    /// measurement.
+    /// Relative error at the last measurement: the squared error of compression, divided by the squared norm of the
+    /// compressed vector. -1 before the first measurement.
     pub relative_error: f64,
     /// L2 norm of the residual; -1 if there is no residual.
     pub residual_norm: f64,
     /// Seconds for compressing and exchanging the layer's bucket, since the controller was made or loaded. All layers of a
     /// bucket have the same value. -1 before the first exchange.
     pub bucket_seconds: f64,
-    /// Number of decisions that chose a setting that does not suit error feedback and was refused.
+    /// Number of decisions whose setting was refused because it does not suit error feedback.
     pub not_contractive: u64,
-    /// Why the layer is sent uncompressed, if it is.
+    /// The reason if the layer is sent uncompressed, else LGRECO_UNCOMPRESSED_NOT.
     pub uncompressed: lgreco_uncompressed,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers.
 sized_struct!("metrics", lgreco_metrics { relative_error: -1.0, residual_norm: -1.0, bucket_seconds: -1.0 });
 
 impl From<Metrics<'_>> for lgreco_metrics {
@@ -75,13 +75,13 @@ impl From<Metrics<'_>> for lgreco_metrics {
 /// Why the settings changed.
 pub type lgreco_cause = u32;
 
-/// There was no decision yet.
+/// No decision was made yet.
 pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
 /// A decision of the schedule was due.
 pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
 /// The learning rate fell, and Accordion set all layers to low compression.
 pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
-/// The caller gave other settings.
+/// The caller gave new settings.
 pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
 
 /// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
@@ -94,9 +94,9 @@ pub struct lgreco_decision {
     pub step: u64,
     /// Why the settings changed.
     pub cause: lgreco_cause,
-    /// 1 when sizes are picoseconds, 0 when they are bits.
+    /// The unit of sizes: 1 for picoseconds, 0 for bits.
     pub in_picoseconds: u32,
-    /// 1 when the policy made a plan, else 0. If it is 0, so are all fields below.
+    /// 1 when the policy made a plan, else 0. If 0, all fields below are 0 too.
     pub planned: u32,
     /// 1 when the plan is proved optimal, else 0.
     pub proven: u32,
@@ -104,15 +104,16 @@ pub struct lgreco_decision {
     pub size: u64,
     /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound of the size of all plans within the budget; otherwise 0.
     pub lower_bound: u64,
-    /// Size of the same layers under the default settings, from which the budget is derived.
+    /// Size of the layers that `size` counts, under the default settings. The budget is derived from the default
+    /// settings.
     pub default_size: u64,
-    /// Size of the same layers uncompressed. If `size` is not smaller, compression does not pay.
+    /// Size of the layers that `size` counts, uncompressed. If `size` is not smaller, compression does not pay.
     pub uncompressed_size: u64,
     /// Total error of the plan.
     pub error: f64,
     /// If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     pub budget: f64,
-    /// Number of layers that are sent uncompressed because that is faster.
+    /// Number of layers that are sent uncompressed because compressing them would take longer.
     pub slower: u32,
     /// Number of layers that are sent uncompressed because the chosen setting does not suit error feedback.
     pub not_contractive: u32,
@@ -124,12 +125,12 @@ pub struct lgreco_decision {
     pub size_limit: u64,
     /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; otherwise 0.
     pub error_lower_bound: f64,
-    /// Measured seconds of a step's exchange, including compression, on the slowest rank: the median since the previous
-    /// decision. This field and all below are 0 unless the objective is seconds.
+    /// Seconds of a step's exchange, including compression, on the slowest rank: the measured median since the previous
+    /// decision. This field and all fields below are 0 unless the objective is seconds.
     pub measured_seconds: f64,
     /// The part of `measured_seconds` for compressing and decompressing.
     pub computing_seconds: f64,
-    /// Seconds per additional byte that every rank sends.
+    /// Seconds that one more byte on every rank adds to the exchange.
     pub seconds_per_byte: f64,
     /// Predicted seconds of a step's exchange under the plan.
     pub plan_seconds: f64,
@@ -141,7 +142,7 @@ pub struct lgreco_decision {
     pub uncompressed_seconds: f64,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers.
 sized_struct!("decision", lgreco_decision {});
 
 impl From<&Decision> for lgreco_decision {
@@ -184,8 +185,8 @@ impl From<&Decision> for lgreco_decision {
     }
 }
 
-/// Fills `setting` with the setting of layer `layer` in the last step. Like lgreco_controller_metrics and
-/// lgreco_controller_residual, it fails with LGRECO_LAYER_MISMATCH for an unknown layer.
+/// Fills `setting` with the setting of layer `layer` in the last step. This call, lgreco_controller_metrics and
+/// lgreco_controller_residual fail with LGRECO_LAYER_MISMATCH for an unknown layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_setting(
     controller: *mut lgreco_controller,
@@ -200,7 +201,7 @@ pub unsafe extern "C" fn lgreco_controller_setting(
     })
 }
 
-/// Fills `metrics` with the measurements of layer `layer` on this rank. It reads the layer's whole residual.
+/// Fills `metrics` with the measurements of layer `layer` on this rank. The call reads the layer's whole residual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_metrics(
     controller: *mut lgreco_controller,
@@ -215,9 +216,9 @@ pub unsafe extern "C" fn lgreco_controller_metrics(
     })
 }
 
-/// Writes the residual of layer `layer` on this rank to `values`; zeros if it has none. `values_len` is the layer's number
-/// of elements; on nodes, that of the shard (lgreco_controller_shard). Fails with LGRECO_IN_FLIGHT while the layer is in a
-/// bucket.
+/// Writes the residual of layer `layer` on this rank to `values`. A layer without a residual gives zeros. `values_len`
+/// is the layer's number of elements, or on nodes the shard's (lgreco_controller_shard). Fails with LGRECO_IN_FLIGHT
+/// while the layer is in a bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_residual(
     controller: *mut lgreco_controller,
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn lgreco_controller_residual(
     })
 }
 
-/// Fills `decision` with the last decision; `cause` is LGRECO_CAUSE_NONE before the first one.
+/// Fills `decision` with the last decision. Before the first decision, `cause` is LGRECO_CAUSE_NONE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_decision(
     controller: *mut lgreco_controller,
@@ -273,16 +274,18 @@ pub struct lgreco_memory_use {
     pub factors: u64,
     /// Messages of the buckets in flight, and the workspace of one bucket.
     pub exchange: u64,
-    /// Gradients for the next decision: on the measuring rank, from the first step of the window until the decision.
+    /// Gradients for the next decision. The measuring rank holds them from the first step of the window until the
+    /// decision.
     pub window: u64,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers.
 sized_struct!("memory use", lgreco_memory_use {});
 
-/// Reports how much memory the run uses on this rank, also before its first step. It assumes the settings of the last
-/// decision, or the search's default before the first one. At most `at_once` buckets of `bucket_bytes` each are in flight.
-/// lgreco_controller_step has one in flight. If `bucket_bytes` is 0, it means the size in the options.
+/// Reports how much memory the run uses on this rank, even before its first step. The report assumes the settings of
+/// the last decision. Before the first decision, it assumes the search's default setting. At most `at_once` buckets of
+/// `bucket_bytes` each are in flight. lgreco_controller_step has one bucket in flight. If `bucket_bytes` is 0, the
+/// option `bucket_bytes` applies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_memory(
     controller: *mut lgreco_controller,
@@ -300,8 +303,8 @@ pub unsafe extern "C" fn lgreco_controller_memory(
     })
 }
 
-/// Writes the last step's report, the last decision and the metrics of all layers as one line of JSON. A NUL and no line
-/// break follows. `length` is as for lgreco_table_to_json. Allocates.
+/// Writes the last step's report, the last decision and the metrics of all layers as one line of JSON. The line ends
+/// with a NUL, and has no line break. `length` is as for lgreco_table_to_json. Allocates.
 ///
 /// Fails with LGRECO_UNAVAILABLE before the first step.
 #[unsafe(no_mangle)]

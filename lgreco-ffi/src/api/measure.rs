@@ -17,11 +17,11 @@ use lgreco_train::search::Layer;
 use lgreco_train::table::NamedError;
 
 /// Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
-/// lgreco_plan_solve. Layers with one dimension or fewer, or with few elements, are left out; `model_layers` of the view
-/// lists the others. NULL for `context` means the CPU. Allocates.
+/// lgreco_plan_solve. The table leaves out layers with one dimension or fewer, or with few elements. `model_layers` of
+/// the view lists the measured layers. NULL for `context` means the CPU. Allocates.
 ///
-/// Fails with LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME. Wrong options are
-/// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
+/// Fails with LGRECO_NON_FINITE, with LGRECO_EMPTY_TABLE when no layer is left, and with LGRECO_DUPLICATE_NAME. For
+/// wrong options, fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_measure(
     context: *const lgreco_context,
@@ -44,14 +44,14 @@ pub unsafe extern "C" fn lgreco_table_measure(
 }
 
 /// Measures one layer under given settings. squared_errors[i] is the squared L2 norm of the compression error under
-/// settings[i], or its expectation for stochastic rounding. sizes[i] is the payload's size in bits, also if it depends on
-/// the values. `sizes` may be NULL; otherwise it has `settings_len` elements too. NULL for `context` means the CPU.
+/// settings[i], or its expectation for stochastic rounding. sizes[i] is the payload's size in bits, even if the size
+/// depends on the values. `sizes` is NULL or has `settings_len` elements. NULL for `context` means the CPU.
 ///
-/// Adjacent settings that differ only in their first number are measured together. This takes about one pass for QSGD,
-/// TopK, CLT-k, PowerSGD and hard thresholds, and three passes for quantised TopK. `seed` and `layer_index` select
-/// PowerSGD's start matrix, like the compressor options `random_seed` and `layer_index`. Allocates.
+/// Adjacent settings that differ only in their first number are measured together. Measuring them takes about one pass
+/// for QSGD, TopK, CLT-k, PowerSGD and hard thresholds, and three passes for quantised TopK. `seed` and `layer_index`
+/// select PowerSGD's start matrix, like the compressor options `random_seed` and `layer_index`. Allocates.
 ///
-/// Fails with LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
+/// Fails with LGRECO_NON_FINITE, and with LGRECO_PARAMETER when a setting does not fit the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_measure(
     context: *const lgreco_context,
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn lgreco_measure(
     })
 }
 
-/// Returns squared error and payload bytes of each setting; adjacent settings of a method are measured together.
+/// Returns squared error and payload bytes of each setting. Adjacent settings of a method are measured together.
 pub(super) fn measure(
     device: &Device,
     gradient: Gradient<'_>,

@@ -4,7 +4,7 @@ use crate::status::lgreco_status;
 
 /// Writes the residual of the compressor's error feedback to `values`; `values_len` is the layer's number of elements.
 ///
-/// Like the other calls on the residual, it fails with LGRECO_FEEDBACK_RULE if the compressor has no feedback.
+/// All calls on the residual fail with LGRECO_FEEDBACK_RULE if the compressor has no error feedback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_memory(
     compressor: *mut lgreco_compressor,
@@ -14,8 +14,8 @@ pub unsafe extern "C" fn lgreco_compressor_memory(
     call!(compressor, |compressor| { Ok(compressor.memory(0)?.0.values(slice_mut(values, values_len, "values")?)?) })
 }
 
-/// Replaces the residual, for instance by that of a worker that left. `step` is the step number, as in
-/// lgreco_compressor_encode; it selects the random bits for rounding.
+/// Replaces the residual, for instance by the residual of a worker that left. `step` is the step number, as in
+/// lgreco_compressor_encode, and selects the random bits for rounding.
 ///
 /// Fails with LGRECO_OVERFLOW when a value is not finite or too large for the storage format. The residual is then
 /// unchanged.
@@ -35,8 +35,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_memory(
 /// Multiplies the residual by `factor`, the ratio of the new loss scale to the old one. `step` is as for
 /// lgreco_compressor_set_memory.
 ///
-/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a value no longer fits the
-/// storage format. The residual is then unchanged.
+/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, and with LGRECO_OVERFLOW when a value no longer
+/// fits the storage format. The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_rescale_memory(
     compressor: *mut lgreco_compressor,
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn lgreco_compressor_rescale_memory(
     })
 }
 
-/// Writes the squared L2 norm of the residual, and the number of steps that it has accumulated.
+/// Writes the squared L2 norm of the residual, and the number of steps whose errors the residual has accumulated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_memory_norm(
     compressor: *mut lgreco_compressor,
@@ -65,11 +65,12 @@ pub unsafe extern "C" fn lgreco_compressor_memory_norm(
     })
 }
 
-/// Writes the residual as a saved state, versioned and the same on every machine. The state does not contain the layer's
-/// name or the rank. `length` must not be NULL and receives the number of bytes, which is the same at every step.
+/// Writes the residual as a saved state. The format has a version and is the same on every machine. The state does not
+/// contain the layer's name or the rank. `length` must not be NULL and receives the number of bytes, which is the same
+/// at every step.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `saved` may be
-/// NULL.
+/// Fails with LGRECO_LENGTH when `capacity` is less than the number of bytes. Even then `length` is set, and `saved`
+/// may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_save(
     compressor: *mut lgreco_compressor,
@@ -84,11 +85,12 @@ pub unsafe extern "C" fn lgreco_compressor_save(
     })
 }
 
-/// Loads the saved state of a compressor with the same layer and options; the run continues bit for bit. Any bytes are
-/// allowed as input. Allocates.
+/// Loads the saved state of a compressor with the same layer and options. The run then continues bit for bit. Any bytes
+/// are allowed as input. Allocates.
 ///
-/// Fails with LGRECO_CHECKSUM when the bytes are damaged, LGRECO_SAVED_STATE when they are not a saved state or have
-/// another shape or other feedback options, LGRECO_LENGTH. The residual is then unchanged.
+/// Fails with LGRECO_CHECKSUM when the bytes are damaged, and with LGRECO_LENGTH. Fails with LGRECO_SAVED_STATE when
+/// the bytes are not a saved state, or when the state has another shape or other feedback options. After a failure the
+/// residual is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_load(
     compressor: *mut lgreco_compressor,

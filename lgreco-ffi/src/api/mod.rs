@@ -1,14 +1,14 @@
 //! The exported functions, one file per kind of object.
 //!
-//! The body of each function is one macro call. `call!` runs on a handle that it may change, and `plain!` on inputs
-//! that it only reads. `create!` makes a handle, and `create_on!` makes one with the help of another handle. These
-//! macros contain the `unsafe` block and its SAFETY comment.
+//! The body of each function is one macro call. `call!` may change a handle, and `plain!` changes no handle. `create!`
+//! makes a handle, and `create_on!` makes one with the help of another handle. These macros contain the `unsafe` block
+//! and its SAFETY comment.
 
 /// Runs a closure on the state of the function's handle.
 macro_rules! call {
     ($handle:expr, $body:expr) => {
-        // SAFETY: the caller of an exported function promises what lgreco-ffi/README.md demands of handles, pointers
-        // and device memory.
+        // SAFETY: the caller of an exported function meets the requirements of lgreco-ffi/README.md on handles,
+        // pointers and device memory.
         unsafe { $crate::handle::call($handle, $body) }
     };
 }
@@ -21,7 +21,7 @@ macro_rules! plain {
     };
 }
 
-/// Makes a handle from the state that the closure returns, and writes its address to `$place`.
+/// Makes a handle from the state that the closure returns, and writes the handle's address to `$place`.
 macro_rules! create {
     ($place:expr, $body:expr) => {
         // SAFETY: as in `call!`.

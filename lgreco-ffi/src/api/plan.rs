@@ -19,9 +19,9 @@ pub type lgreco_limit = u32;
 
 /// No limit, because there is no plan.
 pub const LGRECO_LIMIT_NONE: lgreco_limit = 0;
-/// A limit on the error: `lower_bound` bounds the size of all plans within it.
+/// A limit on the error. `lower_bound` is a lower bound of the size of all plans within the limit.
 pub const LGRECO_LIMIT_ERROR: lgreco_limit = 1;
-/// A limit on the size: `error_lower_bound` bounds the error of all plans within it.
+/// A limit on the size. `error_lower_bound` is a lower bound of the error of all plans within the limit.
 pub const LGRECO_LIMIT_SIZE: lgreco_limit = 2;
 
 /// A plan as arrays, owned by a plan handle or by the caller. Begin with LGRECO_PLAN_VIEW_INIT.
@@ -36,27 +36,28 @@ pub struct lgreco_plan_view {
     pub options: *const u32,
     /// Total bits of the chosen options.
     pub size: u64,
-    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget; if `size`
+    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget. If `size`
     /// equals this bound, the plan is proved optimal. Otherwise 0.
     pub lower_bound: u64,
     /// Total error of the chosen options.
     pub error: f64,
     /// If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     pub budget: f64,
-    /// The solver that made the plan, such as "exact"; set by the library, not read.
+    /// The solver that made the plan, such as "exact". The library sets this field and does not read it.
     pub solver: *const c_char,
-    /// 1 when the plan is proved optimal, else 0; set by the library, not read.
+    /// 1 if the plan is proved optimal, else 0. The library sets this field and does not read it.
     pub proven: u32,
     /// The kind of limit that the plan keeps.
     pub limit: lgreco_limit,
     /// If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     pub size_limit: u64,
-    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; if `error` is
-    /// within 2^-40 of this bound, the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit. The plan is
+    /// proved optimal if `error` is within 2^-40 of this bound, which is the solver's resolution of errors. Otherwise
+    /// 0.
     pub error_lower_bound: f64,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers and raw pointers.
 sized_struct!("plan view", lgreco_plan_view { limit: LGRECO_LIMIT_ERROR });
 
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
@@ -115,11 +116,11 @@ pub(crate) struct PlanState {
 }
 
 /// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. The
-/// plan is never worse than the uniform setting, if that is within the limit. It keeps the table's groups and fixed
-/// options. The same input gives the same plan. Allocates its workspace.
+/// plan is never worse than the uniform setting, if the uniform setting is within the limit. The plan keeps the table's
+/// groups and fixed options. The same input gives the same plan. Allocates its workspace.
 ///
-/// Fails with LGRECO_INFEASIBLE when no plan meets the error budget, with the smallest error in the message, and
-/// LGRECO_SIZE_INFEASIBLE when none meets the size limit, with the smallest size in the message. Invalid options give
+/// Fails with LGRECO_INFEASIBLE when no plan meets the error budget; the message has the smallest error. Fails with
+/// LGRECO_SIZE_INFEASIBLE when no plan meets the size limit; the message has the smallest size. Invalid options give
 /// LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER. An invalid table gives LGRECO_LENGTH, or LGRECO_EMPTY_TABLE (20) or a
 /// higher code.
 #[unsafe(no_mangle)]
@@ -142,11 +143,11 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 }
 
 /// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. The
-/// size and error that it states must be correct, and within the stated budget or size limit. These checks use exact
-/// arithmetic. A lower bound is only compared with the value that it bounds.
+/// plan's stated size and error must be correct, and within the stated budget or size limit. These checks use exact
+/// arithmetic. A stated lower bound must not exceed the value that it bounds; nothing else about it is checked.
 ///
 /// Fails with LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT,
-/// LGRECO_BUDGET, LGRECO_LENGTH.
+/// LGRECO_BUDGET or LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_check(
     table: *const lgreco_table_view,
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn lgreco_plan_check(
     })
 }
 
-/// Fills `view` with the plan. Its pointers into the plan are valid until the plan is destroyed.
+/// Fills `view` with the plan. The view's pointers are valid until the plan is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lgreco_plan_view) -> lgreco_status {
     let read = |plan: &PlanState| self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr());
@@ -179,14 +180,14 @@ pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lg
 /// Frees a plan and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_destroy(plan: *mut *mut lgreco_plan) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(plan) }
 }
 
 /// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it. The file also contains the table's
 /// settings. `length` is as for lgreco_table_to_json. Allocates.
 ///
-/// Also fails with LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan does not fit this table.
+/// Also fails with the codes of lgreco_plan_check, such as LGRECO_PLAN_MISMATCH, when the plan does not fit this table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_to_json(
     plan: *const lgreco_plan,
@@ -205,11 +206,13 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
 }
 
 /// Reads a plan file for `table` and verifies it. `json` has `length` bytes. The order of layers may differ. Each entry
-/// must name a layer of the table, and its option by index and label. The lower bound in the file is not verified.
+/// must name a layer of the table, and the layer's option by index and label. The lower bound in the file is not
+/// verified.
 ///
-/// Fails with LGRECO_JSON or LGRECO_JSON_VERSION, the codes of lgreco_setting for a setting in the file, LGRECO_LENGTH
-/// unless there is one entry per layer, LGRECO_UNKNOWN_NAME for a layer or label that the table does not have,
-/// LGRECO_DUPLICATE_NAME, LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check. The message names the layer.
+/// Fails with LGRECO_JSON or LGRECO_JSON_VERSION, and with LGRECO_LENGTH unless there is one entry per layer. Fails
+/// with LGRECO_UNKNOWN_NAME for a layer or label that the table does not have, and with LGRECO_DUPLICATE_NAME for a
+/// layer with two entries. Also fails with the codes of lgreco_setting for a setting in the file, and with the codes of
+/// lgreco_plan_check. The message names the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_from_json(
     table: *const lgreco_table,
@@ -263,7 +266,8 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState> {
     }
     let options: Vec<u32> = options.into_iter().flatten().collect();
     keeps_constraints(table, &options)?;
-    // The cast from f64 saturates, and the file's bound was rounded down, so the bound stays valid.
+    // The lower bound stays valid: the cast from f64 saturates, and the bound was rounded down when the file was
+    // written.
     let plan =
         Plan::verified(&table.view(), "file", options, file.summary()).map_err(|error| table.name_error(error))?;
     Ok(PlanState { plan, solver: c_text(&file.solver, "solver")? })

@@ -9,8 +9,8 @@ use lgreco_train::Error;
 use lgreco_train::controller::{PlanResult, PlanTask};
 use std::sync::{Arc, Weak};
 
-/// The work of a controller's next decision: measuring gradients and planning, which takes seconds for large models. One
-/// thread may run it while another takes steps with the controller.
+/// The work of a controller's next decision: measuring gradients and planning, which takes seconds for large models.
+/// One thread may run the task while another thread takes steps with the controller.
 pub struct lgreco_plan_task {
     _private: [u8; 0],
 }
@@ -24,7 +24,7 @@ pub(crate) struct PlanTaskState {
     result: Option<PlanResult>,
     /// The device that measures.
     device: Device,
-    /// Identifies the controller; dead once the controller is destroyed.
+    /// Identifies the controller. Can no longer be upgraded once the controller is destroyed.
     owner: Weak<()>,
     /// Names of the controller's layers.
     names: Arc<[String]>,
@@ -39,14 +39,14 @@ impl PlanTaskState {
     }
 }
 
-/// Takes the work of the controller's next decision as a handle. There is one such task per decision. It exists only on the
-/// measuring rank, once all steps before step `decision - lead` have ended. At other times, on other ranks and if `lead` is
-/// 0, `task` receives NULL. Call this after every step. It does not copy gradients.
+/// Takes the work of the controller's next decision as a handle. There is one task per decision, on the measuring rank.
+/// The task is available once all steps before step `decision - lead` have ended. At other times, on other ranks and if
+/// `lead` is 0, `task` receives NULL. Make this call after every step. The call does not copy gradients.
 ///
-/// All ranks switch at the step of the decision. If the task was not handed in by then, they take the step under the
-/// old settings and ask again at the next one. No rank waits. If the task was not taken, or was destroyed,
-/// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved in the meantime contains
-/// the gradients. A run that loads it uses them for its decision.
+/// All ranks switch at the step of the decision. If the task was not handed in by then, the ranks take the step under
+/// the old settings, and ask again at the next step. No rank waits. If the task was not taken, or was destroyed,
+/// lgreco_controller_control or lgreco_controller_step does the task's work. A state that is saved before the decision
+/// contains the decision's gradients. A run that loads the state uses these gradients.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     controller: *mut lgreco_controller,
@@ -64,23 +64,23 @@ pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     })
 }
 
-/// Measures and plans, in the calling thread, on the device of the controller's context. Meanwhile the controller may be
-/// used or destroyed. A task can be run once. Allocates.
+/// Measures and plans on the calling thread, with the device of the controller's context. Meanwhile the controller may
+/// be used or destroyed. A task can be run once. Allocates.
 ///
-/// Fails with the codes of measuring and planning. If the task is handed in nevertheless, the step of the decision fails
-/// with the same code on every rank. Fails with LGRECO_STEP_ORDER when the task was already run.
+/// Fails with the codes of measuring and planning. If a failed task is handed in nevertheless, the step of the decision
+/// fails on every rank. Fails with LGRECO_STEP_ORDER when the task was already run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lgreco_status {
     call!(task, PlanTaskState::run)
 }
 
 /// Hands in a task that was run, frees it and sets the caller's pointer to NULL. Does nothing for NULL, or for a
-/// pointer to NULL. A task that is no longer needed is freed without any other effect. This happens when a saved state
-/// was loaded, or when a fall of the learning rate made the decision instead.
+/// pointer to NULL. A task that is no longer needed is freed without any other effect. A task is no longer needed if a
+/// saved state was loaded, or if a fall of the learning rate has caused the decision.
 ///
-/// Fails with LGRECO_STEP_ORDER for a task of another controller or one that was not run, LGRECO_BUSY for one that is
-/// running. The task then stays unchanged. LGRECO_PANIC means that the task panicked: it is freed, and the controller does
-/// its work.
+/// Fails with LGRECO_STEP_ORDER for a task that was not run, or that belongs to another controller. Fails with
+/// LGRECO_BUSY for a task that is running. After these failures the task stays unchanged. LGRECO_PANIC means that the
+/// task panicked: the task is freed, and the controller does its work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_hand_in(
     controller: *mut lgreco_controller,
@@ -104,19 +104,19 @@ pub unsafe extern "C" fn lgreco_controller_hand_in(
     })
 }
 
-/// Frees a task and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. The task can be
-/// taken again.
+/// Frees a task and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. The
+/// controller's work is not lost: it can be taken again as a new task.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_task) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(task) }
 }
 
-/// Asks for a decision earlier than the schedule's next one, because the data or the network have changed. The
-/// decision's window begins with the next step. The decision is due `window + lead` steps later, or at the scheduled
-/// step if that is sooner. `due` receives the step of the decision, or UINT64_MAX under policies that make no further
-/// decisions. All ranks must ask, between the same two steps; otherwise the next step fails with LGRECO_PEER_PLAN on
-/// every rank.
+/// Asks for a decision before the next scheduled decision, for instance because the data or the network have changed.
+/// The window of the decision begins with the next step. The decision is due `window + lead` steps later, or at the
+/// scheduled step if that step is sooner. `due` receives the step of the decision, or UINT64_MAX under policies that
+/// make no further decisions. All ranks must make this call between the same two steps. Otherwise the next step fails
+/// with LGRECO_PEER_PLAN on every rank.
 ///
 /// Fails with LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]
@@ -134,9 +134,9 @@ pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_contro
 /// buckets in flight (lgreco_controller_control), they switch a step later. Residuals and factors stay. If ranks give
 /// different settings, or only some give any, the step fails with LGRECO_PEER_PLAN on every rank.
 ///
-/// Fails with LGRECO_NOT_FIXED for a controller that was made without settings, LGRECO_STEP_ORDER while a step is under
-/// way, LGRECO_LENGTH unless there is one setting per layer, and the codes of settings that do not fit their layer. On
-/// failure, nothing has changed.
+/// Fails with LGRECO_NOT_FIXED for a controller that was made without settings, and with LGRECO_STEP_ORDER while a step
+/// is under way. Fails with LGRECO_LENGTH unless there is one setting per layer. Also fails if a setting is wrong or
+/// does not fit its layer. A failed call changes nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_set_settings(
     controller: *mut lgreco_controller,

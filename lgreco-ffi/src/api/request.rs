@@ -87,7 +87,7 @@ pub struct lgreco_request {
     pub received_lens: *const u64,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers and raw pointers.
 sized_struct!("request", lgreco_request {});
 
 /// Sizes of a controller's groups of workers.

@@ -38,7 +38,7 @@ pub struct lgreco_loaded {
     pub oldest_residual: u64,
 }
 
-// SAFETY: repr(C), starts with a usize; numbers and raw pointers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only numbers and raw pointers.
 sized_struct!("loaded", lgreco_loaded {});
 
 /// Which parts of a controller's state are saved.
@@ -51,13 +51,13 @@ pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety
-/// Pointers are as lgreco-ffi/README.md requires.
+/// Pointers meet the requirements of lgreco-ffi/README.md.
 unsafe fn write_saved(bytes: &[u8], to: Output<u8>) -> Result<()> {
     let fill = |to: &mut [u8]| {
         to.copy_from_slice(bytes);
         Ok(())
     };
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe { to.fill(bytes.len(), bytes.len(), fill) }
 }
 
@@ -173,14 +173,14 @@ pub unsafe extern "C" fn lgreco_controller_load_parts(
 const RESIDUALS: [&str; 3] = ["residuals", "residual_lens", "a residual"];
 
 /// # Safety
-/// Pointers are as lgreco-ffi/README.md requires.
+/// Pointers meet the requirements of lgreco-ffi/README.md.
 unsafe fn states<'a>(
     pointers: *const *const u8,
     lens: *const usize,
     count: usize,
     [what, of_lens, of_each]: [&'static str; 3],
 ) -> Result<Vec<&'a [u8]>> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe {
         let (pointers, lens) = (slice(pointers, count, what)?, slice(lens, count, of_lens)?);
         pointers.iter().zip(lens).map(|(&bytes, &len)| slice(bytes, len, of_each)).collect()

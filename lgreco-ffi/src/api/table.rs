@@ -146,7 +146,7 @@ pub unsafe extern "C" fn lgreco_table_create(
 /// Frees a table and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_destroy(table: *mut *mut lgreco_table) -> lgreco_status {
-    // SAFETY: the caller promises a handle as lgreco-ffi/README.md requires.
+    // SAFETY: the caller promises a handle that meets the requirements of lgreco-ffi/README.md.
     unsafe { handle::destroy(table) }
 }
 

@@ -62,7 +62,7 @@ pub struct lgreco_table_view {
 /// In `fixed` of a table view: plans may choose any option of the layer.
 pub const LGRECO_NO_OPTION: u32 = u32::MAX;
 
-// SAFETY: repr(C), starts with a usize; integers and raw pointers only.
+// SAFETY: the struct is repr(C), starts with a usize, and has only integers and raw pointers.
 sized_struct!("table view", lgreco_table_view {});
 
 /// A caller's view, with slices instead of pointers.
@@ -81,15 +81,15 @@ pub(crate) struct TableView<'a> {
 /// # Safety
 /// The requirements of `slice` apply.
 unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>> {
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     if pointer.is_null() { Ok(None) } else { unsafe { slice(pointer, len, what) }.map(Some) }
 }
 
 impl<'a> TableView<'a> {
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires; `'a` ends within the call.
+    /// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
     pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self> {
-        // SAFETY: this function's caller makes the same promise; lgreco_choice has the layout of Choice.
+        // SAFETY: the caller meets the safety requirements of this function; lgreco_choice has the layout of Choice.
         unsafe {
             let raw = read_struct(view)?;
             let ends: &[usize] = slice(raw.ends, raw.layers, "ends")?;
@@ -125,15 +125,15 @@ impl<'a> TableView<'a> {
     }
 
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires.
+    /// Pointers meet the requirements of lgreco-ffi/README.md.
     pub(super) unsafe fn to_named_table(&self) -> Result<NamedTable> {
         let named = |names: Option<&[*const c_char]>, index: usize, number: usize, what| match names {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             Some(names) => unsafe { text(names[index], what) }.map(str::to_owned),
             None => Ok(number.to_string()),
         };
         let table = self.table()?;
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let (elements, sizes, metric) = unsafe {
             (
                 optional(self.raw.elements, self.raw.layers, "elements")?,
@@ -157,7 +157,7 @@ impl<'a> TableView<'a> {
         for (layer, &bits) in sizes.unwrap_or(&[]).iter().enumerate() {
             table.set_uncompressed_size(layer, bits);
         }
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let (groups, fixed) = unsafe {
             (
                 optional(self.raw.groups, self.raw.layers, "groups")?.unwrap_or(&[]),
@@ -165,7 +165,7 @@ impl<'a> TableView<'a> {
             )
         };
         for (layer, &group) in groups.iter().enumerate().filter(|(_, group)| !group.is_null()) {
-            // SAFETY: this function's caller makes the same promise.
+            // SAFETY: the caller meets the safety requirements of this function.
             table.set_group(layer, Some(unsafe { text(group, "group of a layer") }?.into()));
         }
         for (layer, &option) in fixed.iter().enumerate().filter(|&(_, &option)| option != LGRECO_NO_OPTION) {
@@ -184,9 +184,9 @@ impl<'a> TableView<'a> {
     /// Returns the table with names if it has groups or fixed options, else `None`.
     ///
     /// # Safety
-    /// Pointers are as lgreco-ffi/README.md requires.
+    /// Pointers meet the requirements of lgreco-ffi/README.md.
     pub(crate) unsafe fn constrained(&self) -> Result<Option<NamedTable>> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let table = || unsafe { self.to_named_table() };
         let any = !self.raw.groups.is_null() || !self.raw.fixed.is_null();
         Ok(any.then(table).transpose()?.filter(|table| !table.constraints().is_empty()))

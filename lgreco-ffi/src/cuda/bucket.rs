@@ -29,7 +29,7 @@ pub(super) unsafe fn new(
     memory: u64,
 ) -> Result<Box<dyn OnDeviceBucket>> {
     let (layers, config) = read(layers);
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     Ok(Box::new(unsafe { DeviceBucket::new(device, &layers, config, memory) }?))
 }
 
@@ -53,13 +53,13 @@ fn told(outcome: ExchangeOutcome) -> Outcome {
 
 impl OnDeviceBucket for DeviceBucket {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()> {
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         Ok(unsafe { DeviceBucket::submit(self, cuda(device)?, gradients) }?)
     }
 
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>> {
         let world_size = self.world_size() as usize;
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
         let (address, sum, len) = match request {
             None => return Ok(None),
@@ -93,7 +93,7 @@ impl OnDeviceBucket for DeviceBucket {
 
     unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<()> {
         let other: &DeviceBucket = (other as &dyn Any).downcast_ref().ok_or(OTHER_DEVICE)?;
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         Ok(unsafe { DeviceBucket::take_over(self, cuda(device)?, other) }?)
     }
 

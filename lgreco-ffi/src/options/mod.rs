@@ -160,7 +160,7 @@ pub(crate) unsafe fn read<T: Options>(list: *const *const c_char) -> Result<T> {
         if value.is_null() {
             return Err(unvalued::<T>(name));
         }
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         let found = unsafe { text(value, "the value of an option") }?;
         let known = match options.set(name, found) {
             Some(known) => known?,

@@ -166,7 +166,7 @@ unsafe fn on_bucket(
     let (mut start, mut len) = (null(), OUTCOME - usize::from(bytes.below(8) / 7));
     let (bucket, other) = (state.cuda_buckets[which], state.cuda_buckets[usize::from(bytes.below(2))]);
     let memory = bytes.maybe_mut(values).cast();
-    // SAFETY: this function's caller makes the same promise.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe {
         match bytes.below(13) {
             0 => lgreco_cuda_bucket_bytes(cuda, layer, setting, layers, options, bytes.maybe_mut(&raw mut number)),

@@ -19,7 +19,7 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe { System.alloc(layout) }
     }
 
@@ -27,7 +27,7 @@ unsafe impl GlobalAlloc for Counting {
         // SAFETY: the memory is as long as its layout, and is freed only afterwards.
         let tagged = layout.size() > 8 && unsafe { pointer.cast::<[u8; 8]>().read_volatile() } == *b"lgcontrl";
         FREED_TAGS.with(|count| count.set(count.get() + u64::from(tagged)));
-        // SAFETY: this function's caller makes the same promise.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
