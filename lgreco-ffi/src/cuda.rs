@@ -1,5 +1,5 @@
-//! Calls on memory of a CUDA device. Libraries without the feature `cuda` do not implement these traits, so they never
-//! create a handle for such calls.
+//! Calls on memory of a CUDA device. Libraries without the feature `cuda` do not implement the traits of this module,
+//! so they never create a handle for these calls.
 
 use crate::failure::Result;
 use crate::status::lgreco_status;
@@ -39,21 +39,21 @@ pub(crate) struct Encoding {
     pub(crate) stream: Stream,
 }
 
-/// One bit for each kind of call that memory can be reserved for, in this order: measure, encode, decode,
+/// One bit for each kind of call for which memory can be reserved. The order is measure, encode, decode,
 /// encode_to_device, decode_on_device.
 pub(crate) const CALLS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// A description of a bucket whose layers are exchanged on the device.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
 pub(crate) struct BucketLayers {
-    /// The index in the model, shape and setting of each layer.
+    /// For each layer, its index in the model, its shape and its setting.
     pub(crate) layers: Vec<(u32, Shape, Setting)>,
     /// Element type of all gradients.
     pub(crate) dtype: Dtype,
     /// Element type of the sums over ranks.
     pub(crate) reduce_dtype: Dtype,
     pub(crate) world_size: u32,
-    /// Random stream of the first step; its layer is ignored.
+    /// Random stream of the first step. The stream's layer index is ignored.
     pub(crate) stream: Stream,
     pub(crate) gain: f32,
     /// Whether all means become NaN when a step fails.
@@ -82,19 +82,19 @@ pub(crate) struct Outcome {
     pub(crate) rank: Option<u32>,
     /// The fault of `rank` in the last step.
     pub(crate) fault: lgreco_status,
-    /// The first value at fault: its layer in the bucket, and its index in the layer.
+    /// The first faulty value: its layer in the bucket, and its index in the layer.
     pub(crate) value: (usize, usize),
 }
 
-/// A bucket on a device. Every call also takes that device. Safety of the unsafe calls: the bucket was made on this
-/// device, and addresses are as lgreco-ffi/README.md requires of device pointers.
+/// A bucket on a device. Every call also takes the bucket's device. For the unsafe calls, addresses must meet the
+/// requirements of lgreco-ffi/README.md on device pointers.
 pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()>;
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>>;
     unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome>;
     /// The device address of the outcome, and its number of bytes.
     fn outcome_place(&self) -> (u64, usize);
-    /// Reads the outcome from a copy of these bytes.
+    /// Reads the outcome from a copy of the bytes at `outcome_place`.
     fn outcome_of(&self, copy: &[u8]) -> Result<Outcome>;
     unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<()>;
     unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<()>;
@@ -102,18 +102,19 @@ pub(crate) trait OnDeviceBucket: Any {
     fn found_inf(&self) -> u64;
 }
 
-/// A device with a stream. Safety of the unsafe calls: addresses are as lgreco-ffi/README.md requires of device
+/// A device with a stream. For the unsafe calls, addresses must meet the requirements of lgreco-ffi/README.md on device
 /// pointers.
 pub(crate) trait OnDevice: Any {
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<()>;
     fn check(&mut self) -> Result<()>;
-    /// Addresses are not used and may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
+    /// Does not use the addresses in `rows`, which may be [`NOWHERE`]. `calls` is a sum of [`CALLS`].
     fn workspace_bytes(&self, rows: &[Row<'_>], calls: u32) -> Result<u64>;
     /// Reserves the amount of memory that `workspace_bytes` returns for the same arguments.
     fn reserve(&mut self, rows: &[Row<'_>], calls: u32) -> Result<()>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<()>;
-    /// Number of bytes of the workspace and of the results. Addresses are not used and may be [`NOWHERE`].
+    /// Number of bytes of the workspace and of the results. Does not use the addresses in `rows`, which may be
+    /// [`NOWHERE`].
     fn rows_bytes(&self, rows: &[Row<'_>]) -> Result<(u64, u64)>;
     unsafe fn enqueue_rows(&mut self, rows: &[Row<'_>], workspace: u64, results: u64) -> Result<()>;
     /// `copy` should be a copy of the results of `enqueue_rows` for these rows. Any bytes are allowed.

@@ -20,7 +20,7 @@ pub(crate) enum Device {
 
 const NO_DEVICE: Failure = Failure::Unavailable("the device");
 
-/// Each function opens one kind of device, with this index.
+/// Each function opens the device with this index, of one kind.
 impl Device {
     pub(crate) fn cpu(index: u32) -> Result<Device> {
         if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }
@@ -51,7 +51,7 @@ pub(crate) fn not_built_in<T>(_device: impl Sized) -> Result<T> {
 }
 
 impl Device {
-    /// Whether the GPU measures and encodes gradients of this shape under this setting.
+    /// Whether the GPU has kernels to measure and encode gradients of this shape under this setting.
     pub(crate) fn takes(&self, setting: &Setting, shape: Shape) -> bool {
         match self {
             Device::Cpu => {
@@ -72,7 +72,7 @@ impl Device {
         !matches!(self, Device::Cpu) && (0..job.candidates.len()).all(takes)
     }
 
-    /// If the backend of a GPU has recorded a more precise failure, returns that one instead.
+    /// Returns the more precise failure that a GPU's backend has recorded, or else `failure`.
     pub(crate) fn in_its_words(&self, failure: Failure) -> Failure {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(shared) = self
@@ -97,7 +97,7 @@ impl Device {
         })
     }
 
-    /// Runs a call on the device. Calls of several threads run one after another.
+    /// Runs a call on the device. Calls on a GPU from several threads run one after another.
     fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, CoreError>) -> Result<T, CoreError> {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         const PANICKED: CoreError = CoreError::Device { what: "an earlier call on it panicked" };
@@ -131,8 +131,8 @@ impl Device {
     }
 }
 
-/// If a GPU lacks kernels for some rows of a table, each row is measured separately: those rows on the CPU, the others
-/// on the GPU.
+/// If a GPU lacks kernels for some rows of a table, each row is measured separately. The CPU measures the rows without
+/// kernels, and the GPU measures the other rows.
 impl Backend for Device {
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
         let words = self.run(|backend| Ok(backend.workspace_len(jobs))).unwrap_or(0);

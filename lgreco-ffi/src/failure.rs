@@ -68,7 +68,7 @@ pub(crate) enum Failure {
     Wgpu(lgreco_wgpu::Error),
     #[error("layer `{name}`: {}", .failure.without_layer())]
     OfLayer { name: String, failure: Box<Failure> },
-    /// A setting or a pointer in the caller's array is wrong; `index` is also that of the layer.
+    /// A setting or a pointer in the caller's array is wrong. `index` is the index in the array and of the layer.
     #[error("{what}[{index}]: {failure}")]
     OfElement { what: &'static str, index: usize, failure: Box<Failure> },
     #[cfg(feature = "cuda")]
@@ -103,11 +103,11 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
     }
 }
 
-/// The result of this crate's functions: a `T`, or a [`Failure`] unless another error type is named.
+/// The result of this crate's functions. The error is a [`Failure`] unless another error type is named.
 pub(crate) type Result<T, E = Failure> = core::result::Result<T, E>;
 
 impl Failure {
-    /// The failure's text without the layer's index, for a text that already names the layer.
+    /// The failure's text without the layer's index, as part of a text that already names the layer.
     fn without_layer(&self) -> String {
         match self {
             Failure::Core(error) => error.without_layer().to_string(),
@@ -121,7 +121,7 @@ impl Failure {
         if self.is_of_device() { self } else { Failure::OfLayer { name: name.into(), failure: Box::new(self) } }
     }
 
-    /// The failure for this error, with the name of the layer at fault if it is known.
+    /// Makes the failure for this error, with the name of the layer at fault, if known.
     pub(crate) fn named(error: impl Into<lgreco_train::Error>, layer: Option<String>) -> Failure {
         match (error.into(), layer) {
             (lgreco_train::Error::Core(error), layer) => Failure::Named(NamedError { error, layer, option: None }),
@@ -130,9 +130,8 @@ impl Failure {
         }
     }
 
-    /// Replaces a layer's index in the failure by its name in `names`, if there is one. A failure that has the index of
-    /// a setting or a gradient also gets the layer's name: the indices are the same, because there is one setting or
-    /// gradient per layer.
+    /// Replaces the index of a layer in the failure by the layer's name, if `names` has the name. The index of a
+    /// setting or a gradient is also a layer's index, because there is one setting or gradient per layer.
     pub(crate) fn with_name(self, names: &[String]) -> Failure {
         match self {
             Failure::Core(error) => match error.layer().and_then(|layer| names.get(layer)).cloned() {
@@ -209,7 +208,7 @@ impl From<CoreError> for Failure {
     }
 }
 
-/// The value for the constant `found`. `values` are ordered like the constants, which count from 0.
+/// Returns the value for the constant `found`. The constants count from 0, in the order of `values`.
 pub(crate) fn one_of<T: Copy, const N: usize>(what: &'static str, found: u32, values: [T; N]) -> Result<T, Failure> {
     values.get(found as usize).copied().ok_or(Failure::UnknownConstant { what, found })
 }

@@ -1,4 +1,4 @@
-//! Handles: the memory behind a caller's opaque pointers, and the access of calls to it.
+//! Handles: the memory behind a caller's opaque pointers, and how calls access this memory.
 
 use crate::device::Device;
 use crate::failure::{Failure, Result};
@@ -12,10 +12,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) trait Kind {
     /// Name of the type, for messages.
     const WHAT: &'static str;
-    /// The first bytes of every handle of this kind. They distinguish it from other kinds.
+    /// The first bytes of every handle of this kind. They distinguish the handle from handles of other kinds.
     const TAG: [u8; 8];
     type State;
-    /// Name of the handle's layer for messages, if it has one.
+    /// Name of the handle's layer for messages, if the handle has one layer.
     fn layer(state: &Self::State) -> Option<&str> {
         let _ = state;
         None
@@ -25,15 +25,15 @@ pub(crate) trait Kind {
         let _ = state;
         &[]
     }
-    /// The handle's device, if it may be a GPU. A GPU may have a more precise text for a failure.
+    /// The handle's device, if the device may be a GPU. A GPU's backend may have a more precise text for a failure.
     fn device(state: &Self::State) -> Option<&Device> {
         let _ = state;
         None
     }
 }
 
-/// Implements [`Kind`] for an opaque type. Takes its name, tag and state, and optionally the fields of the state that
-/// `layer`, `names` and `device` return.
+/// Implements [`Kind`] for an opaque type. Takes the type's name, tag and state. Optionally also takes the fields of
+/// the state that `layer`, `names` and `device` return.
 macro_rules! kind {
     (
         $kind:ident, $what:literal, $tag:literal, $state:ty
@@ -84,12 +84,12 @@ unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>
     if handle.is_null() {
         return Err(Failure::Null(K::WHAT));
     }
-    // A handle of another kind may be smaller, but has its tag at the same offset.
-    // SAFETY: a live handle begins with its tag.
+    // A handle of another kind may be smaller, but its tag has the same offset. SAFETY: a live handle begins with its
+    // tag.
     if !handle.is_aligned() || unsafe { handle.cast::<[u8; 8]>().read() } != K::TAG {
         return Err(Failure::Handle(K::WHAT));
     }
-    // SAFETY: only `new::<K>` makes handles with this tag, and it is live by the caller's promise.
+    // SAFETY: only `new::<K>` makes handles with this tag, and the caller promises that the handle is live.
     Ok(unsafe { &*handle })
 }
 
@@ -104,7 +104,7 @@ pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K
     Ok(unsafe { &*handle.state.get() })
 }
 
-/// Takes a handle's lock. Fails while another call holds it, and after a panic.
+/// Takes a handle's lock. Fails while another call holds the lock, and after a panic.
 fn lock(lock: &AtomicU8) -> Result<()> {
     match lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
         Ok(_) => Ok(()),
@@ -124,7 +124,8 @@ unsafe fn locked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>>
     Ok(handle)
 }
 
-/// Runs `call` on the state of a handle. The text of a failure, with the layer's name, becomes the thread's message.
+/// Runs `call` on the state of a handle. If `call` fails, the failure's text, with the layer's name, becomes the
+/// thread's message.
 ///
 /// # Safety
 /// `pointer` is null, or points to a handle of any kind that is live until the call returns.
@@ -156,7 +157,7 @@ pub(crate) unsafe fn call<K: Kind>(pointer: *mut K, call: impl FnOnce(&mut K::St
     status
 }
 
-/// Unlocks a handle when dropped. If the call has panicked, the handle stays closed.
+/// Unlocks a handle when dropped. If the call has panicked, later calls refuse the handle.
 struct Lock<'a>(&'a AtomicU8);
 
 impl Drop for Lock<'_> {
@@ -201,8 +202,8 @@ pub(crate) unsafe fn create<N: Kind>(place: *mut *mut N, make: impl FnOnce() -> 
     })
 }
 
-/// Like [`create`], but `make` uses the state of the existing handle `pointer`, which is locked during the call. If
-/// `make` returns `None`, `*place` is NULL.
+/// Like [`create`], but `make` uses the state of the existing handle `pointer`. That handle is locked during the call.
+/// If `make` returns `None`, `*place` is NULL.
 ///
 /// # Safety
 /// `pointer` meets the requirements of [`call`], and `place` those of [`create`].
@@ -211,7 +212,7 @@ pub(crate) unsafe fn create_on<K: Kind, N: Kind, M: Into<Option<N::State>>>(
     place: *mut *mut N,
     make: impl FnOnce(&mut K::State) -> Result<M>,
 ) -> lgreco_status {
-    // SAFETY: the caller meets the safety requirements of this function; `place` stays valid.
+    // SAFETY: the caller meets the safety requirements of this function, and `place` stays valid.
     unsafe {
         let place = emptied(place);
         call(pointer, |state| {
@@ -235,8 +236,8 @@ pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<()>) -> lgreco_s
 
 /// Frees a handle and sets the caller's pointer to null. A handle in use is not freed.
 ///
-/// # Safety
-/// `place` is null or valid for reads and writes. It holds null, or a live handle of any kind.
+/// # Safety `place` is null or valid for reads and writes. The memory at `place` holds null, or a live handle of any
+/// kind.
 pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     // SAFETY: the caller meets the safety requirements of this function.
     call_without_handle(|| match unsafe { take(place, |_| Ok(())) } {
@@ -257,7 +258,7 @@ pub(crate) unsafe fn take<K: Kind>(
     if place.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, and valid by the caller's promise.
+    // SAFETY: `place` is not null, and the caller promises that it is valid.
     let place = unsafe { crate::pointers::place(place, "handle")?.assume_init_mut() };
     if place.is_null() {
         return Ok(None);
@@ -268,14 +269,14 @@ pub(crate) unsafe fn take<K: Kind>(
         Err(BUSY) => return Err(Failure::Busy),
         Ok(found) | Err(found) => found,
     };
-    // SAFETY: the lock was free, or a panic has closed it: no call has the state.
+    // SAFETY: no call uses the state, because the lock was free, or because a panic has closed the handle.
     if let Err(failure) = may(unsafe { &*handle.state.get() }) {
         handle.lock.store(found, Ordering::Release);
         return Err(failure);
     }
     let handle = place.cast::<Handle<K::State>>();
-    // SAFETY: `new` boxed it, and no call is using it. The volatile write clears the tag, so that a copy of the pointer
-    // is refused until the memory is reused. The compiler would remove a plain write.
+    // SAFETY: `new` boxed the handle, and no call is using it. The volatile write clears the tag: until the memory is
+    // reused, calls refuse copies of the pointer. The compiler would remove a plain write.
     let handle = unsafe {
         (&raw mut (*handle).tag).write_volatile([0; 8]);
         Box::from_raw(handle)

@@ -1,5 +1,5 @@
-//! The C API of lgreco. The headers in `include` are its manual; `lgreco-ffi/README.md` summarises the rules for every
-//! call, and `docs/src/reference/c-contract.md` states them. This page is for those who change the code. The
+//! The C API of lgreco. The headers in `include` are the manual. `docs/src/reference/c-contract.md` states the rules
+//! for every call, and `lgreco-ffi/README.md` summarises the rules. This page is for readers who change the code. The
 //! declarations and comments of `include/*.h` come from this source. Their order, and the text between them, come from
 //! `headers/*.h.in`. The C++ headers are written by hand.
 //!
@@ -17,25 +17,25 @@
 //! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
 //! | `sequences/structs` | structs of any size and content, for the fuzz target `c_structs` |
 //!
-//! Tables and plans cross into C as views: structs of pointers that the caller or the library fills. So the caller's
-//! own table needs no handle, and one call reads a whole table or plan.
+//! Tables and plans cross into C as views: structs of pointers that the caller or the library fills. Because of views,
+//! the caller's own table needs no handle, and one call reads a whole table or plan.
 //!
-//! A message belongs to the thread of the failed call and lies in a fixed buffer. So a failed call allocates no text and
-//! needs no handle. A handle is locked during a call. A second thread, or a callback that uses the same handle, gets a
-//! status instead of a second mutable reference. Tables, plans and contexts never change and need no lock.
+//! A message belongs to the thread of the failed call and lies in a fixed buffer, so messages need neither an
+//! allocation nor a handle. A handle is locked during a call. A second thread, or a callback that uses the same handle,
+//! gets a status instead of a second mutable reference. Tables, plans and contexts never change and need no lock.
 //!
-//! A bucket is closed, not destroyed. It holds its layers' residuals and factors, and the call that frees it returns
-//! them to the controller. An `Arc` identifies the controller, so that no pointer links the two handles. It
-//! distinguishes three cases: another controller's bucket, a bucket from before a saved state was loaded, and a bucket
-//! of a destroyed controller. Between calls a bucket keeps the pointers to the gradients and no references: it borrows
-//! the caller's memory only during a call.
+//! A bucket is closed, not destroyed. A bucket holds its layers' residuals and factors, and the call that frees the
+//! bucket returns them to the controller. An `Arc` identifies the controller, so no pointer links bucket and
+//! controller. The call recognises three special cases: another controller's bucket, a bucket from before a saved state
+//! was loaded, and a bucket of a destroyed controller. Between calls a bucket keeps only pointers to the gradients. It
+//! borrows the caller's memory only during a call.
 //!
-//! A library without CUDA exports the same calls on device memory, so that there is one header and one list of symbols. It
-//! never creates a handle for these calls, so each of them refuses its handle argument first.
+//! A library without CUDA exports the same calls on device memory, so that there is one header and one list of symbols.
+//! Such a library never creates a CUDA handle, so each of these calls refuses its handle argument.
 //!
 //! `unsafe` blocks appear only in `handle`, `pointers`, `structs`, `api` and `cuda`, and in `sequences`, which calls
-//! `api` for tests. The exported functions require the same of their callers as `lgreco-ffi/README.md`. Pointers are
-//! null or valid as the header says; handles are null or live.
+//! `api` for tests. Callers of the exported functions must meet the requirements of `lgreco-ffi/README.md`: pointers
+//! are null or valid as the header says, and handles are null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "documentation is the header's, where brackets index arrays")]
 #![allow(clippy::missing_safety_doc, reason = "one contract holds for every function: README.md")]

@@ -13,11 +13,11 @@ thread_local! {
     static MESSAGE: RefCell<Message> = const { RefCell::new(Message::empty()) };
 }
 
-/// Returns the text of this thread's last failed call; an empty text before the first failure.
+/// Returns the text of this thread's last failed call. Before the first failure, the text is empty.
 ///
-/// An example is "layer `fc1`: element 77 is NaN". The text names the layer, option, argument or file, what was found and
-/// what is expected. It is UTF-8 and meant for people; only status codes are stable. The text is valid until this thread's
-/// next call that fails. Calls that succeed leave it unchanged.
+/// An example is "layer `fc1`: element 77 is NaN". The text names the layer, option, argument or file, and says what
+/// was found and what is expected. The text is UTF-8 and meant for people. Only status codes are stable. The text is
+/// valid until this thread's next call that fails. Calls that succeed leave the text unchanged.
 #[unsafe(no_mangle)]
 pub extern "C" fn lgreco_message() -> *const c_char {
     MESSAGE.with_borrow(Message::as_ptr)
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn every_thread_has_its_own() {
         let own = || {
-            // SAFETY: the message ends with a NUL, and no failing call has changed it since.
+            // SAFETY: the message ends with a NUL, and no later failure has changed it.
             unsafe { CStr::from_ptr(lgreco_message()) }.to_str().unwrap().to_owned()
         };
         say(format_args!("of this thread"));

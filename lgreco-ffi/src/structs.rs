@@ -1,11 +1,13 @@
-//! Structs that begin with their size: checks it against this library's header, reads and fills them.
+//! Structs that begin with their size. This module checks the size against this library's header, and reads and fills
+//! the structs.
 
 use crate::failure::{Failure, Result};
 use crate::pointers::{check, check_array};
 use crate::status::LGRECO_HEADER_REVISION;
 
 /// The value of `struct_size` in a struct of this library's header. The low bits are the struct's size in bytes, and
-/// the bits above are the header's revision. So structs of another header are refused, even if their size is the same.
+/// the bits above are the header's revision. Because of the revision, structs of another header are refused even if
+/// they have the same size.
 pub(crate) const fn size_of_struct<T>() -> usize {
     assert!(size_of::<T>() <= SIZES);
     (LGRECO_HEADER_REVISION as usize) << SIZE_BITS | size_of::<T>()
@@ -17,15 +19,15 @@ const SIZES: usize = (1 << SIZE_BITS) - 1;
 
 /// A struct that starts with `struct_size`.
 ///
-/// # Safety
-/// The struct is `repr(C)`. Its first field is a `usize` that holds the size that the caller knows. Every bit pattern
-/// is valid.
+/// # Safety The struct is `repr(C)`. The first field is a `usize`, in which the caller states the struct's size. Every
+/// bit pattern is valid.
 pub(crate) unsafe trait SizedStruct: Copy + Default {
     /// Name of the struct, for messages.
     const WHAT: &'static str;
 }
 
-/// Implements `SizedStruct` and `Default`. Fields without a value here default to 0, NULL or the constant that is 0.
+/// Implements `SizedStruct` and `Default`. Fields without a value in the macro call default to 0, NULL or the constant
+/// with value 0.
 ///
 /// A `SAFETY` comment at each use says why the struct fulfils the contract of `SizedStruct`.
 macro_rules! sized_struct {
@@ -48,14 +50,13 @@ macro_rules! sized_struct {
 }
 pub(crate) use sized_struct;
 
-/// Returns `Err` unless the caller's struct states the size of a `T` and the revision of this library's header.
+/// Returns `Err` unless the caller's struct states the size of `T` and the revision of this library's header.
 ///
-/// # Safety
-/// `pointer` is null, misaligned, or points to a readable `usize`. If this is the `struct_size` of a `T`, the whole `T`
-/// is readable.
+/// # Safety `pointer` is null, misaligned, or points to a readable `usize`. If the number there is the `struct_size` of
+/// `T`, the whole `T` is readable.
 unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
     check(pointer, T::WHAT)?;
-    // SAFETY: not null and aligned; the first field is readable by the caller's promise.
+    // SAFETY: the pointer is not null and is aligned, and the caller promises that the first field is readable.
     let found = unsafe { pointer.cast::<usize>().read() };
     if found == size_of_struct::<T>() {
         return Ok(());
@@ -72,8 +73,8 @@ unsafe fn check_size<T: SizedStruct>(pointer: *const T) -> Result<()> {
 /// # Safety
 /// The requirements of [`check_size`] apply.
 pub(crate) unsafe fn read_struct<T: SizedStruct>(pointer: *const T) -> Result<T> {
-    // SAFETY: the caller meets the safety requirements of this function; a struct of that size is readable, and any bits make a
-    // `T`.
+    // SAFETY: the caller meets the safety requirements of this function. A struct of the checked size is readable, and
+    // any bits make a `T`.
     unsafe {
         check_size(pointer)?;
         Ok(pointer.read())
@@ -89,7 +90,7 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
         return Ok(Vec::new());
     }
     check_array(pointer, count, T::WHAT)?;
-    // SAFETY: the pointer stays in the caller's array, as long as all earlier structs have the size of a `T`.
+    // SAFETY: the pointer stays in the caller's array as long as all earlier structs have the size of `T`.
     (0..count).map(|index| unsafe { read_struct(pointer.add(index)) }).collect()
 }
 
@@ -98,7 +99,7 @@ pub(crate) unsafe fn read_structs<T: SizedStruct>(pointer: *const T, count: usiz
 /// # Safety
 /// The requirements of [`check_size`] apply. The struct is also valid for writes.
 pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: the caller meets the safety requirements of this function; a struct of that size is writable.
+    // SAFETY: the caller meets the safety requirements of this function. A struct of the checked size is writable.
     unsafe {
         check_size(pointer)?;
         pointer.write(make()?);
@@ -106,7 +107,7 @@ pub(crate) unsafe fn fill<T: SizedStruct>(pointer: *mut T, make: impl FnOnce() -
     Ok(())
 }
 
-/// Like [`fill`]. If the struct is NULL, it only calls `make`.
+/// Like [`fill`]. If the pointer is NULL, the function only calls `make`.
 ///
 /// # Safety
 /// The requirements of [`fill`] apply.
@@ -148,7 +149,7 @@ mod tests {
     #[test]
     fn structs_of_another_size_are_refused() {
         let read = |pointer: *const Pair| {
-            // SAFETY: the pointer is null, misaligned, or to a struct as long as its first word states.
+            // SAFETY: the pointer is null, misaligned, or points to a struct of the size that its first word states.
             unsafe { read_struct(pointer) }.map_err(|failure| failure.status())
         };
         assert_eq!(read([PAIR, 7, 8].as_ptr().cast()), Ok(pair(7, 8)));
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn structs_are_filled_whole_and_no_further() {
         let mut words = [PAIR, 7, 8, 99];
-        // SAFETY: the struct is as long as its first word states.
+        // SAFETY: the struct has the size that its first word states.
         unsafe { fill(words.as_mut_ptr().cast::<Pair>(), || Ok(pair(5, 6))) }.unwrap();
         assert_eq!(words, [PAIR, 5, 6, 99]);
     }

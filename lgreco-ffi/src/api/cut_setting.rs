@@ -62,7 +62,7 @@ pub type lgreco_compatibility = u32;
 pub const LGRECO_COMPATIBILITY_SAME: lgreco_compatibility = 0;
 /// Evaluation gives the same numbers, but further training differs.
 pub const LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY: lgreco_compatibility = 1;
-/// Evaluation gives other numbers than in training: the model is a different one.
+/// Evaluation gives different numbers, because the setting changes the model.
 pub const LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY: lgreco_compatibility = 2;
 
 /// Compares `setting` with `trained`, the setting that a model was trained with. If `what` is not NULL, it receives the

@@ -130,9 +130,9 @@ pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_contro
 }
 
 /// Gives new settings, one per layer, to a controller that was made with settings. All ranks must make this call
-/// between the same two steps. They switch at the next step, or at the end of the warm-up if that is later. With
-/// buckets in flight (lgreco_controller_control), they switch a step later. Residuals and factors stay. If ranks give
-/// different settings, or only some give any, the step fails with LGRECO_PEER_PLAN on every rank.
+/// between the same two steps. The ranks switch at the next step, or at the end of the warm-up if that is later. With
+/// buckets in flight (lgreco_controller_control), the ranks switch one step later. Residuals and factors stay. If ranks
+/// give different settings, or only some ranks make the call, the step fails with LGRECO_PEER_PLAN on every rank.
 ///
 /// Fails with LGRECO_NOT_FIXED for a controller that was made without settings, and with LGRECO_STEP_ORDER while a step
 /// is under way. Fails with LGRECO_LENGTH unless there is one setting per layer. Also fails if a setting is wrong or

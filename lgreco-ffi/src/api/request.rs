@@ -3,12 +3,12 @@ use core::ffi::c_void;
 use lgreco_train::controller::two_level::Group;
 use lgreco_train::exchange::{Request, Round};
 
-/// The memory that pointers of a request point to.
+/// The kind of memory that a request's pointers point to.
 pub type lgreco_device = u32;
 
 /// Host memory.
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
-/// Memory of the NVIDIA GPU of a lgreco_cuda_bucket.
+/// Memory of the NVIDIA GPU that a lgreco_cuda_bucket uses.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
 
 /// The group of workers that performs a collective.
@@ -27,7 +27,8 @@ pub type lgreco_request_kind = u32;
 
 /// No collective: nothing is left to do.
 pub const LGRECO_REQUEST_NONE: lgreco_request_kind = 0;
-/// Replace the `count` f32 of `buffer` by their sums over the workers. All workers get the same bits, and NaN stays NaN.
+/// Replace the `count` f32 values of `buffer` by their sums over the workers. All workers get the same bits, and NaN
+/// stays NaN.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
 /// Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
 /// already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
@@ -39,22 +40,24 @@ pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
 /// For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
 /// received_lens[i] bytes of `received`. Only the route scatter_reduce, shards, and nodes with `reduce_dtype` bfloat16
-/// use it.
+/// need this kind.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
-/// `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
-/// the workers; the others may change arbitrarily. Only shards and nodes use it.
+/// `buffer` has `count` f32 values, of which lens[i] consecutive values belong to worker i. Replace this worker's
+/// values by their sums over the workers. The other values may change arbitrarily. Only shards and nodes need this
+/// kind.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
-/// Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16, which are the upper halves of f32. Sums may be rounded once or at
-/// every addition. Only the option `reduce_dtype` uses it.
+/// Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16 values. A bf16 is the upper half of an f32. Sums may be rounded
+/// once or at every addition. Only the option `reduce_dtype` needs this kind.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: lgreco_request_kind = 7;
-/// Like LGRECO_REQUEST_REDUCE_SCATTER_SUM, for `count` bf16. Only shards with the option `reduce_dtype` use it.
+/// Like LGRECO_REQUEST_REDUCE_SCATTER_SUM, for `count` bf16 values. Only shards with the option `reduce_dtype` need
+/// this kind.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
 
 /// A collective to perform, blocking or not, on memory of the library. Begin with LGRECO_REQUEST_INIT.
 ///
 /// Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or
-/// the next call of lgreco_controller_control. Pointers are valid until then. All workers get the same requests with
-/// the same lengths. They must start the collectives of different buckets in the same order.
+/// the next call of lgreco_controller_control. The request's pointers are valid until that call. All workers get the
+/// same requests with the same lengths. All workers must start the collectives of different buckets in the same order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_request {
@@ -62,20 +65,21 @@ pub struct lgreco_request {
     pub struct_size: usize,
     /// Kind of collective.
     pub kind: lgreco_request_kind,
-    /// The memory that `buffer`, `send` and `received` point to. It is LGRECO_DEVICE_CUDA for lgreco_cuda_bucket_next, else
-    /// LGRECO_DEVICE_CPU.
+    /// The memory that `buffer`, `send` and `received` point to. LGRECO_DEVICE_CUDA for requests of
+    /// lgreco_cuda_bucket_next, else LGRECO_DEVICE_CPU.
     pub memory: lgreco_device,
     /// The worker that broadcasts.
     pub root: u32,
     /// The group that performs the collective. The fields below number the workers of this group from 0.
     pub group: lgreco_group,
-    /// Memory to replace or fill; aligned for f32 if it holds f32.
+    /// The memory to replace or fill. Aligned for f32 if the values are f32.
     pub buffer: *mut c_void,
-    /// Number of f32 or bf16.
+    /// Number of f32 or bf16 values.
     pub count: usize,
-    /// Number of bytes; those of one worker for LGRECO_REQUEST_ALL_GATHER.
+    /// Number of bytes. For LGRECO_REQUEST_ALL_GATHER, the bytes of one worker.
     pub length: usize,
-    /// Bytes per worker for LGRECO_REQUEST_ALL_GATHER_EACH; number of values per worker for scattered sums.
+    /// For LGRECO_REQUEST_ALL_GATHER_EACH, the bytes of each worker. For scattered sums, the number of values of each
+    /// worker.
     pub lens: *const u64,
     /// Bytes to send, in order of the receivers.
     pub send: *const u8,
@@ -116,7 +120,7 @@ pub(super) const fn group_code(group: Option<Group>) -> lgreco_group {
 }
 
 impl lgreco_request {
-    /// Converts a request, with its group and the number of workers of the group.
+    /// Converts a request and its group to C. The group determines the number of workers.
     pub(super) fn within(next: Option<(Option<Group>, Request<'_>)>, groups: Groups) -> lgreco_request {
         match next {
             None => lgreco_request::default(),
@@ -168,7 +172,7 @@ impl lgreco_request {
         lgreco_request { kind, send, send_lens, received, received_lens, ..Default::default() }
     }
 
-    /// Describes a collective before its memory exists.
+    /// Describes a collective that has no memory yet.
     pub(super) fn announced(round: Option<(Option<Group>, Round)>) -> lgreco_request {
         let group = round.map_or(LGRECO_GROUP_ALL, |(group, _)| group_code(group));
         let (kind, count, length) = match round.map(|(_, round)| round) {

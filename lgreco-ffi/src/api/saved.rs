@@ -7,23 +7,24 @@ use crate::structs::{fill_unless_null, sized_struct};
 use core::ffi::c_char;
 use lgreco_train::controller::{Contents, Loaded};
 
-/// The result of lgreco_controller_load. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until
-/// the controller is destroyed.
+/// The result of lgreco_controller_load. Begin with LGRECO_LOADED_INIT. The layer names are valid until the next load,
+/// or until the controller is destroyed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_loaded {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// Layers of the model that are missing in the state. They start without residual and uncompressed. The next decision
-    /// then comes at once.
+    /// Layers of the model that are missing in the state. Missing layers start without residual and uncompressed. If
+    /// layers are missing, the next decision comes at once.
     pub missing: *const *const c_char,
     /// Length of `missing`.
     pub missing_len: usize,
-    /// Layers of the state that the model does not have; they are ignored.
+    /// Layers of the state that the model does not have. The load ignores them.
     pub extra: *const *const c_char,
     /// Length of `extra`.
     pub extra_len: usize,
-    /// Layers whose shape or element type differs from the state. They are treated as missing and as extra.
+    /// Layers whose shape or element type differs from the state. The load treats such layers as both missing and
+    /// extra.
     pub misshaped: *const *const c_char,
     /// Length of `misshaped`.
     pub misshaped_len: usize,
@@ -33,8 +34,8 @@ pub struct lgreco_loaded {
     pub world_size: u32,
     /// The step with which the run continues: the step of the plan.
     pub step: u64,
-    /// The earliest step of a loaded residual, or the plan's step if none is earlier. Errors from the steps between the two
-    /// are lost.
+    /// The earliest step of a loaded residual, or the plan's step if none is earlier. Compression errors from the steps
+    /// between this step and the plan's step are lost.
     pub oldest_residual: u64,
 }
 
@@ -47,7 +48,7 @@ pub type lgreco_save_contents = u32;
 /// The whole state: the run continues bit for bit.
 pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
 /// The state without the gradients that were collected for the next decision. On the measuring rank, these gradients
-/// take one f32 per element of the model. The continued run collects new ones.
+/// take one f32 per element of the model. The continued run collects new gradients.
 pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
 
 /// # Safety
@@ -65,12 +66,12 @@ fn contents_of(contents: lgreco_save_contents) -> Result<Contents> {
     one_of("contents", contents, [Contents::Everything, Contents::WithoutWindow])
 }
 
-/// Writes this rank's state, the same on every machine: residuals, factors, settings and schedule, but not the options.
-/// Every rank saves its own state, between the same two steps. `length` must not be NULL and receives the number of bytes.
-/// Allocates.
+/// Writes this rank's state: residuals, factors, settings and schedule, but not the options. The format is the same on
+/// every machine. Every rank saves its own state, between the same two steps. `length` must not be NULL and receives
+/// the number of bytes. Allocates.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be
-/// NULL. Fails with LGRECO_IN_FLIGHT while a bucket is not closed.
+/// Fails with LGRECO_LENGTH when `capacity` is less than the number of bytes; even then `length` is set, and `saved`
+/// may be NULL. Fails with LGRECO_IN_FLIGHT while a bucket is not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save(
     controller: *mut lgreco_controller,
@@ -85,9 +86,9 @@ pub unsafe extern "C" fn lgreco_controller_save(
     })
 }
 
-/// Like lgreco_controller_save, for one part of the state. Checkpoints that are maps with names as keys need such
-/// parts. Part 0 is the state that belongs to no layer; its `name` is NULL. Part 1 + l is layer l; its `name` is valid
-/// until the controller is destroyed. lgreco_controller_load_parts takes the parts in any order.
+/// Like lgreco_controller_save, for one part of the state. Checkpoints that map names to values need such parts. Part 0
+/// is the state that belongs to no layer, and its `name` is NULL. Part 1 + l belongs to layer l, and its `name` is
+/// valid until the controller is destroyed. lgreco_controller_load_parts takes the parts in any order.
 ///
 /// Fails with LGRECO_LAYER_MISMATCH for an unknown part.
 #[unsafe(no_mangle)]
@@ -114,18 +115,20 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
     })
 }
 
-/// Continues from saved states; any bytes are allowed as input. `plan` is the state of any rank. `residuals` is an array of
-/// states, with their lengths, from the plan's step or earlier ones.
+/// Continues from saved states. Any bytes are allowed as input. `plan` is the state of any rank. `residuals` is an
+/// array of states, with their lengths, from the plan's step or earlier steps.
 ///
-/// To resume, give this rank's state as `plan` and as the residuals: the run continues bit for bit. With fewer workers,
-/// add the states of the ranks that this one replaces. A new rank gives any rank's state as `plan`, and no residuals.
-/// After the death of a rank, all give the same surviving rank's state as `plan`, with their own residuals. The rank
-/// that replaces the dead one gives, as residuals, the last state that the dead rank saved.
+/// To resume, each rank gives its own state as `plan` and in `residuals`. The run then continues bit for bit. With
+/// fewer workers, each rank adds to `residuals` the states of the ranks that it replaces. A new rank gives any rank's
+/// state as `plan`, and no residuals. After the death of a rank, all ranks give the same surviving rank's state as
+/// `plan`. Surviving ranks give their own residuals. The rank that replaces the dead rank gives, as residuals, the last
+/// state that the dead rank saved.
 ///
-/// A step under way is ended, and buckets from before the call may only be closed. `loaded` may be NULL. Allocates.
+/// The call ends a step that is under way. Afterwards, buckets from before the call can only be closed. `loaded` may be
+/// NULL. Allocates.
 ///
-/// Fails with LGRECO_CHECKSUM for a damaged state, LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are not
-/// a state. The controller is then unchanged.
+/// Fails with LGRECO_CHECKSUM for a damaged state, and with LGRECO_SAVED_STATE, LGRECO_LENGTH or another code for bytes
+/// that are not a state. A failed call changes nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_load(
     controller: *mut lgreco_controller,
@@ -146,9 +149,9 @@ pub unsafe extern "C" fn lgreco_controller_load(
     })
 }
 
-/// Like lgreco_controller_load, from parts that lgreco_controller_save_part wrote, in any order. `plan` is an array of all
-/// parts of one rank's state; parts of layers that the model does not have may be left out. `residuals` is an array of
-/// parts of layers, from one or more ranks.
+/// Like lgreco_controller_load, from parts that lgreco_controller_save_part wrote, in any order. `plan` is an array of
+/// all parts of one rank's state. Parts of layers that the model does not have may be left out. `residuals` is an array
+/// of parts that belong to layers, from one or more ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_load_parts(
     controller: *mut lgreco_controller,
@@ -191,7 +194,7 @@ impl ControllerState {
     /// Stores the layer names in the result of a load, and returns the result for C.
     fn told(&mut self, found: Loaded) -> Result<lgreco_loaded> {
         self.loads += 1;
-        // Saved states may be any bytes, so names may contain NULs.
+        // Saved states may be any bytes, so the names in a state may contain NULs.
         let texts = |names: Vec<String>| {
             let names: Vec<String> = names.iter().map(|name| name.replace('\0', "?")).collect();
             Texts::new(names.iter().map(String::as_str), "name of a layer")

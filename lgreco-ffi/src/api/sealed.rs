@@ -5,11 +5,11 @@ use lgreco_train::compress::{seal, unseal};
 /// Number of bytes that lgreco_payload_seal adds. Sizes in tables and plans do not include them.
 pub const LGRECO_SEAL_BYTES: usize = 8;
 
-/// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes after it. It is meant for networks and
-/// files that may flip bits unnoticed: most altered payloads decode to other numbers without an error. `sealed_length`
-/// receives the length of payload and checksum. Does not allocate.
+/// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES bytes after it. Seal payloads on networks and in
+/// files that may flip bits unnoticed, because most altered payloads decode to other numbers without an error.
+/// `sealed_length` receives the total length of payload and checksum. Does not allocate.
 ///
-/// Fails with LGRECO_LENGTH when `capacity` is less than that length; nothing is written.
+/// Fails with LGRECO_LENGTH when `capacity` is less than the total length. Nothing is written in this case.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_payload_seal(
     payload: *mut u8,
@@ -24,10 +24,10 @@ pub unsafe extern "C" fn lgreco_payload_seal(
     })
 }
 
-/// Verifies the checksum of lgreco_payload_seal, and writes the length of the payload without it to `length`, for
+/// Verifies the checksum of lgreco_payload_seal. `length` receives the length of the payload without the checksum, for
 /// lgreco_compressor_decode. Any bytes are allowed as input. Does not allocate.
 ///
-/// Fails with LGRECO_CHECKSUM when a bit has changed or the end is missing, LGRECO_LENGTH when there are fewer than
+/// Fails with LGRECO_CHECKSUM when a bit has changed or the end is missing, and with LGRECO_LENGTH for fewer than
 /// LGRECO_SEAL_BYTES bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_payload_unseal(

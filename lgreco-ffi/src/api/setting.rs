@@ -4,16 +4,17 @@ use core::ffi::{CStr, c_char};
 use lgreco_train::compress::Setting;
 use std::io::Write as _;
 
-/// Bytes of a setting's text including the NUL. It suffices for every text that the library writes.
+/// Size of a setting's text in bytes, including the NUL. Every text that the library writes fits this size.
 pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
 
 /// A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
-/// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. The layout
-/// of this struct never changes.
+/// files. docs/src/reference/settings.md lists the words. Calls with a single setting take only the text. The layout of
+/// this struct never changes.
 ///
-/// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
-/// another word or a number is expected, also for an empty text. The message names the word. A number out of range is
-/// LGRECO_PARAMETER. Text that is not UTF-8, or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes, is LGRECO_TEXT.
+/// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX
+/// where another word or a number is expected, and for an empty text. The message names the word. They fail with
+/// LGRECO_PARAMETER for a number out of range. They fail with LGRECO_TEXT for a text that is not UTF-8, or has no NUL
+/// among its first LGRECO_SETTING_TEXT_BYTES bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_setting {
@@ -48,8 +49,7 @@ impl lgreco_setting {
 
 /// Parses the setting in the caller's text.
 ///
-/// # Safety
-/// `text` is null, or valid for reads up to its NUL or of LGRECO_SETTING_TEXT_BYTES bytes.
+/// # Safety `text` is null, or is valid for reads up to its NUL, but of at most LGRECO_SETTING_TEXT_BYTES bytes.
 pub(super) unsafe fn read_setting(text: *const c_char) -> Result<Setting> {
     if text.is_null() {
         return Err(Failure::Null("setting"));
@@ -65,8 +65,8 @@ pub(super) unsafe fn read_setting(text: *const c_char) -> Result<Setting> {
     setting.to_core()
 }
 
-/// Reads the settings of the caller's array. Failures name the index of the wrong one. Bytes behind a text's NUL are not
-/// read.
+/// Reads the settings of the caller's array. A failure names the index of the wrong setting. Bytes after a text's NUL
+/// are not read.
 ///
 /// # Safety
 /// `settings` is null, or points to `count` structs whose texts meet the requirements of [`read_setting`].

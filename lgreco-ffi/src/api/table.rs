@@ -22,7 +22,7 @@ impl Immutable for lgreco_table {}
 
 pub(crate) struct TableState {
     pub(crate) table: NamedTable,
-    /// For measured tables: the index in the model of each layer.
+    /// For measured tables, each layer's index in the model.
     model_layers: Option<Vec<usize>>,
     pub(crate) budget: Option<f64>,
     ends: Vec<usize>,
@@ -62,7 +62,7 @@ impl Texts {
         Ok(made)
     }
 
-    /// The pointers are valid as long as `self`.
+    /// Returns the pointers, which are valid as long as `self`.
     pub(super) fn pointers(&self) -> &[*const c_char] {
         &self.pointers
     }
@@ -131,7 +131,7 @@ impl TableState {
     }
 }
 
-/// Copies a table into a handle, and checks all of it, including names and labels.
+/// Copies a table into a handle, and checks the whole table, including names and labels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_create(
     view: *const lgreco_table_view,
@@ -150,8 +150,8 @@ pub unsafe extern "C" fn lgreco_table_destroy(table: *mut *mut lgreco_table) -> 
     unsafe { handle::destroy(table) }
 }
 
-/// Fills `view` with pointers into the table, valid until the table is destroyed. `names`, `labels`, `elements`,
-/// `uncompressed_sizes` and `metric` are then never NULL.
+/// Fills `view` with pointers into the table, which are valid until the table is destroyed. `names`, `labels`,
+/// `elements`, `uncompressed_sizes` and `metric` are never NULL in the filled view.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_get(table: *const lgreco_table, view: *mut lgreco_table_view) -> lgreco_status {
     plain!(|| fill(view, || Ok(handle::shared(table)?.view())))
@@ -160,7 +160,8 @@ pub unsafe extern "C" fn lgreco_table_get(table: *const lgreco_table, view: *mut
 /// Fills `setting` with the compressor of an option. The library must have measured the table, in this run or before it was
 /// written to a file.
 ///
-/// Fails with LGRECO_NO_SETTINGS for other tables, LGRECO_NO_SUCH_OPTION, LGRECO_LENGTH for an unknown layer.
+/// Fails with LGRECO_NO_SETTINGS for other tables, with LGRECO_LENGTH for an unknown layer, and with
+/// LGRECO_NO_SUCH_OPTION.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_setting(
     table: *const lgreco_table,
@@ -199,7 +200,8 @@ pub unsafe extern "C" fn lgreco_table_from_json(
 /// Writes the table as JSON with a NUL after it. `length` must not be NULL and receives the number of bytes before the NUL.
 /// Allocates.
 ///
-/// Fails with LGRECO_LENGTH unless `capacity` is above that number. Even then `length` is set, and `json` may be NULL.
+/// Fails with LGRECO_LENGTH unless `capacity` exceeds that number of bytes. Even then `length` is set, and `json` may
+/// be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_to_json(
     table: *const lgreco_table,

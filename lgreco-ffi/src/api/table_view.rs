@@ -31,18 +31,19 @@ pub struct lgreco_table_view {
     pub struct_size: usize,
     /// Number of layers, at least 1.
     pub layers: usize,
-    /// Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]; those of layer 0
-    /// begin at 0.
+    /// Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]. The options of
+    /// layer 0 begin at 0.
     pub ends: *const usize,
     /// All options, layer after layer.
     pub choices: *const lgreco_choice,
-    /// Per layer, the option of the uniform setting, whose size or error can serve as the limit; may be NULL.
+    /// Per layer, the option of the uniform setting; may be NULL. The size or error of the uniform setting can serve as
+    /// a plan's limit.
     pub defaults: *const u32,
     /// The table's error budget; NULL for none.
     pub budget: *const f64,
-    /// Per layer, its name, UTF-8; NULL for names like "0", "1".
+    /// Per layer, its name in UTF-8. If NULL, the layers are named "0", "1" and so on.
     pub names: *const *const c_char,
-    /// Per option, its label, UTF-8; NULL for labels like "0", "1".
+    /// Per option, its label in UTF-8. If NULL, the labels are "0", "1" and so on.
     pub labels: *const *const c_char,
     /// Per layer, the number of elements of its gradient; NULL for 0.
     pub elements: *const u64,
@@ -50,22 +51,23 @@ pub struct lgreco_table_view {
     pub uncompressed_sizes: *const u64,
     /// The metric of the errors, such as "l2"; NULL for "".
     pub metric: *const c_char,
-    /// Per layer of the table, its index in the model; set by the library for tables that it measured, else NULL.
+    /// Per layer of the table, its index in the model. The library sets this field for tables that it measured. NULL
+    /// for other tables.
     pub model_layers: *const usize,
-    /// Per layer, the name of its group, UTF-8, or NULL. Plans choose options with the same label for all layers of a group
-    /// (tied weights, fused projections). NULL for no groups.
+    /// Per layer, the name of its group in UTF-8, or NULL for no group. Plans choose options with the same label for
+    /// all layers of a group (tied weights, fused projections). NULL for no groups.
     pub groups: *const *const c_char,
     /// Per layer, the option that every plan must choose, or LGRECO_NO_OPTION. NULL for none.
     pub fixed: *const u32,
 }
 
-/// In `fixed` of a table view: plans may choose any option of the layer.
+/// Value in `fixed` of a table view for a layer without a fixed option: plans may choose any option.
 pub const LGRECO_NO_OPTION: u32 = u32::MAX;
 
 // SAFETY: the struct is repr(C), starts with a usize, and has only integers and raw pointers.
 sized_struct!("table view", lgreco_table_view {});
 
-/// A caller's view, with slices instead of pointers.
+/// A caller's table view, with slices instead of pointers.
 pub(crate) struct TableView<'a> {
     ends: &'a [usize],
     choices: &'a [Choice],
@@ -76,7 +78,7 @@ pub(crate) struct TableView<'a> {
     raw: lgreco_table_view,
 }
 
-/// Returns the caller's array as a slice; `None` if the pointer is NULL.
+/// Returns the caller's array as a slice, or `None` if the pointer is NULL.
 ///
 /// # Safety
 /// The requirements of `slice` apply.
@@ -115,7 +117,7 @@ impl<'a> TableView<'a> {
         let start = |layer: usize| if layer == 0 { Some(0) } else { self.ends.get(layer - 1).copied() };
         let name = |names: Option<&[*const c_char]>, index: usize| {
             let name = *names?.get(index)?;
-            // SAFETY: lgreco-ffi/README.md requires that the caller's names are NULL or text.
+            // SAFETY: the caller's names are NULL or text, as lgreco-ffi/README.md requires.
             unsafe { text(name, "name") }.ok().map(str::to_owned)
         };
         let layer = error.layer().and_then(|layer| name(self.names, layer));
@@ -176,12 +178,12 @@ impl<'a> TableView<'a> {
             }
             table.set_fixed_option(layer, Some(option));
         }
-        // This fails for constraints that no plan can keep.
+        // Merging fails for groups and fixed options that no plan can keep.
         table.merged(&table.constraints())?;
         Ok(table)
     }
 
-    /// Returns the table with names if it has groups or fixed options, else `None`.
+    /// Returns a copy of the table with names, if the table has groups or fixed options. Otherwise returns `None`.
     ///
     /// # Safety
     /// Pointers meet the requirements of lgreco-ffi/README.md.
