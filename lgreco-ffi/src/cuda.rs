@@ -86,8 +86,8 @@ pub(crate) struct Outcome {
     pub(crate) value: (usize, usize),
 }
 
-/// A bucket on a device. Every call also takes the bucket's device. For the unsafe calls, addresses must meet the
-/// requirements of lgreco-ffi/README.md on device pointers.
+/// A bucket on a device. Every call also takes the bucket's device. For the unsafe calls, the bucket must have been
+/// made on that device, and addresses must meet the requirements of lgreco-ffi/README.md on device pointers.
 pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<()>;
     unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>>;

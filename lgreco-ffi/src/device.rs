@@ -20,7 +20,7 @@ pub(crate) enum Device {
 
 const NO_DEVICE: Failure = Failure::Unavailable("the device");
 
-/// Each function opens the device with this index, of one kind.
+/// Each function opens one kind of device. `index` is the number of the device within its kind.
 impl Device {
     pub(crate) fn cpu(index: u32) -> Result<Device> {
         if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }

@@ -14,7 +14,7 @@ pub(crate) fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     }
 }
 
-/// Returns `Err` for an impossible pointer to an array of `len` elements. If `len` is 0, every pointer is allowed.
+/// Returns `Err` if `pointer` cannot point to an array of `len` elements. If `len` is 0, every pointer is allowed.
 pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<()> {
     if len == 0 {
         return Ok(());
@@ -26,7 +26,7 @@ pub(crate) fn check_array<T>(pointer: *const T, len: usize, what: &'static str) 
     check(pointer, what)
 }
 
-/// The caller's array of `len` elements. If `len` is 0, it is empty, whatever the pointer.
+/// Returns the caller's array of `len` elements. If `len` is 0, the pointer is ignored.
 ///
 /// # Safety
 /// `pointer` is null, misaligned, or valid for reads of `len` values of `T` during `'a`.
@@ -35,25 +35,26 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &'static 
         return Ok(&[]);
     }
     check_array(pointer, len, what)?;
-    // SAFETY: not null, aligned, not beyond isize::MAX, and valid by the caller's promise.
+    // SAFETY: the pointer is aligned and not null, the array has at most isize::MAX bytes, and the caller promises that
+    // the pointer is valid.
     Ok(unsafe { core::slice::from_raw_parts(pointer, len) })
 }
 
-/// The caller's output array; see [`slice`].
+/// Returns the caller's output array, like [`slice`].
 ///
-/// # Safety
-/// `pointer` is null, misaligned, or valid for reads and writes of `len` values of `T` during `'a`, and nothing else uses
-/// them meanwhile.
+/// # Safety `pointer` is null, misaligned, or valid for reads and writes of `len` values of `T` during `'a`. Nothing
+/// else uses the values during `'a`.
 pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'static str) -> Result<&'a mut [T]> {
     if len == 0 {
         return Ok(&mut []);
     }
     check_array(pointer, len, what)?;
-    // SAFETY: not null, aligned, not beyond isize::MAX, and valid and unshared by the caller's promise.
+    // SAFETY: the pointer is aligned and not null, the array has at most isize::MAX bytes, and the caller promises that
+    // the pointer is valid and that nothing else uses the array.
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer, len) })
 }
 
-/// The address of an array of `len` elements in device memory; 0 when `len` is 0. Reads nothing.
+/// Returns the address of an array of `len` elements in device memory, or 0 if `len` is 0. Reads nothing.
 pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> Result<u64> {
     if len == 0 {
         return Ok(0);
@@ -82,15 +83,15 @@ pub(crate) fn check_layer(layer: usize, layers: usize) -> Result<()> {
 
 /// Returns the caller's memory for an output.
 ///
-/// # Safety
-/// The requirements of [`slice_mut`] for one value apply.
+/// # Safety The requirements of [`slice_mut`] apply, with `len` = 1.
 pub(crate) unsafe fn place<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut MaybeUninit<T>> {
     check(pointer, what)?;
-    // SAFETY: not null, aligned, and valid and unshared by the caller's promise; a MaybeUninit may hold anything.
+    // SAFETY: the pointer is aligned and not null, and the caller promises that it is valid and that nothing else uses
+    // the value. A MaybeUninit may hold anything.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
-/// Checks the pointer, then writes the result of `make` to its memory.
+/// Checks the pointer, then writes the result of `make` to the memory it points to.
 ///
 /// # Safety
 /// The requirements of [`place`] apply.
@@ -111,7 +112,7 @@ pub(crate) struct Output<T> {
 
 impl<T> Output<T> {
     /// Writes `length` to the caller's memory. If the array has at least `needed` elements, calls `fill` on the first
-    /// `needed` ones.
+    /// `needed` elements.
     ///
     /// # Safety
     /// The requirements of [`slice_mut`] and [`place`] apply.
@@ -150,16 +151,15 @@ impl Output<c_char> {
 
 /// The caller's NUL-terminated text.
 ///
-/// # Safety
-/// `pointer` is null or points to text with a NUL at its end that is valid and unchanged during `'a`.
+/// # Safety `pointer` is null, or points to a NUL-terminated text. The text is valid and does not change during `'a`.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &'static str) -> Result<&'a str> {
     check(pointer, what)?;
-    // SAFETY: not null, and NUL-terminated by the caller's promise.
+    // SAFETY: the pointer is not null, and the caller promises that the text is NUL-terminated.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| Failure::Text { what, why: "is not UTF-8" })
 }
 
-/// The memory range of an array; empty for NULL.
+/// The memory range of an array. The range of NULL is empty.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     what: &'static str,
@@ -197,7 +197,7 @@ pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<()> {
     }
 }
 
-/// Returns `Err` when two of the ranges share memory. Sorts them.
+/// Returns `Err` when two of the ranges share memory. Sorts the ranges.
 pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut rest = ranges.iter().filter(|range| range.bytes > 0);
@@ -209,8 +209,8 @@ pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the caller's bytes to decode, and the array for their values. Checks that they do not overlap. `what` is the
-/// name of the argument with the bytes, for messages.
+/// Returns the caller's bytes to decode, and the array for the decoded values. Checks that the two do not overlap.
+/// `what` is the name of the bytes' argument, for messages.
 ///
 /// # Safety
 /// Pointers meet the requirements of lgreco-ffi/README.md; `'a` ends within the call.
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn arrays_are_checked_for_what_can_be_checked() {
         let status = |pointer: *const f32, len| {
-            // SAFETY: the checks refuse the pointers of these tests before any use.
+            // SAFETY: the checks refuse the pointers of these tests before any access.
             unsafe { slice(pointer, len, "values") }.map(<[_]>::len).map_err(|failure| failure.status())
         };
         assert_eq!(status(core::ptr::null(), 0), Ok(0));

@@ -2,12 +2,12 @@
 
 use core::ffi::{CStr, c_char};
 
-/// Revision of these headers. It changes whenever a declaration changes, and the INIT macros write it into their structs. A
-/// program that was compiled with headers of another revision fails at its first call that takes a struct, with
-/// LGRECO_STRUCT_SIZE.
+/// Revision of these headers. The revision changes whenever a declaration changes, and the INIT macros write the
+/// revision into their structs. In a program that was compiled with headers of another revision, the first call that
+/// takes a struct fails with LGRECO_STRUCT_SIZE.
 pub const LGRECO_HEADER_REVISION: u32 = 6;
 
-/// The result of a call: LGRECO_OK, or why it failed. Codes are permanent.
+/// The result of a call: LGRECO_OK, or the reason of the failure. Codes are permanent.
 pub type lgreco_status = u32;
 
 /// The call succeeded.
@@ -32,7 +32,7 @@ pub const LGRECO_ELEMENT_OVERFLOW: lgreco_status = 8;
 pub const LGRECO_DEVICE: lgreco_status = 9;
 /// A word of a setting is unknown at its position.
 pub const LGRECO_SETTING_WORD: lgreco_status = 10;
-/// The text is not a setting, although all words before the error are known.
+/// A setting has a wrong word or number, or ends too early.
 pub const LGRECO_SETTING_SYNTAX: lgreco_status = 11;
 /// A table has no layers.
 pub const LGRECO_EMPTY_TABLE: lgreco_status = 20;
@@ -66,7 +66,7 @@ pub const LGRECO_UNEQUAL_OPTIONS: lgreco_status = 33;
 pub const LGRECO_RULED_OUT: lgreco_status = 34;
 /// The bytes are not a payload of this version.
 pub const LGRECO_PAYLOAD_HEADER: lgreco_status = 40;
-/// The body of a payload contradicts its header.
+/// The body of a payload contradicts the payload's header.
 pub const LGRECO_PAYLOAD_BODY: lgreco_status = 41;
 /// A header field of a payload has a value that this version does not define.
 pub const LGRECO_PAYLOAD_FIELD: lgreco_status = 42;
@@ -74,7 +74,7 @@ pub const LGRECO_PAYLOAD_FIELD: lgreco_status = 42;
 pub const LGRECO_UNKNOWN_METHOD: lgreco_status = 43;
 /// With this compressor, error feedback may amplify errors.
 pub const LGRECO_NOT_CONTRACTIVE: lgreco_status = 60;
-/// A feedback rule is used where it does not work.
+/// The rule of error feedback does not fit the setting, or the compressor has no error feedback.
 pub const LGRECO_FEEDBACK_RULE: lgreco_status = 61;
 /// The bytes are not a saved state of this version.
 pub const LGRECO_SAVED_STATE: lgreco_status = 62;
@@ -82,7 +82,7 @@ pub const LGRECO_SAVED_STATE: lgreco_status = 62;
 pub const LGRECO_CHECKSUM: lgreco_status = 63;
 /// A collective callback failed.
 pub const LGRECO_COLLECTIVE: lgreco_status = 80;
-/// Another worker could not take part.
+/// Another worker failed.
 pub const LGRECO_PEER: lgreco_status = 81;
 /// Workers differ in the layers or options of an exchange.
 pub const LGRECO_PEER_PLAN: lgreco_status = 82;
@@ -99,9 +99,9 @@ pub const LGRECO_IN_FLIGHT: lgreco_status = 102;
 pub const LGRECO_STEP_ORDER: lgreco_status = 103;
 /// The call gives settings to a controller that was made without settings.
 pub const LGRECO_NOT_FIXED: lgreco_status = 104;
-/// The message is not the one that comes next at this end of the cut.
+/// The message is not the next message for this end of the cut.
 pub const LGRECO_OUT_OF_STEP: lgreco_status = 120;
-/// The two ends of a cut have different memories of a sample.
+/// The two ends of a cut remember different values of a sample.
 pub const LGRECO_SAMPLE_OUT_OF_STEP: lgreco_status = 121;
 /// A batch contains a sample twice.
 pub const LGRECO_DUPLICATE_SAMPLE: lgreco_status = 122;
@@ -111,7 +111,7 @@ pub const LGRECO_TOO_MANY_IN_FLIGHT: lgreco_status = 123;
 pub const LGRECO_NOT_IN_FLIGHT: lgreco_status = 124;
 /// The call is allowed only between steps.
 pub const LGRECO_MID_STEP: lgreco_status = 125;
-/// The saved cut has another setting.
+/// The saved end of a cut has another setting.
 pub const LGRECO_OTHER_SETTING: lgreco_status = 126;
 /// A required pointer is NULL.
 pub const LGRECO_NULL_POINTER: lgreco_status = 200;
@@ -119,8 +119,8 @@ pub const LGRECO_NULL_POINTER: lgreco_status = 200;
 pub const LGRECO_ALIGNMENT: lgreco_status = 201;
 /// An output overlaps an input or another output.
 pub const LGRECO_OVERLAP: lgreco_status = 202;
-/// The struct_size of a struct is not that of this library. Either the INIT macro was not used, or the program was compiled
-/// with headers of another revision.
+/// The struct_size of a struct differs from the value in this library's headers. Either the INIT macro was not used, or
+/// the program was compiled with headers of another revision.
 pub const LGRECO_STRUCT_SIZE: lgreco_status = 203;
 /// A number is not one of the constants of its type.
 pub const LGRECO_UNKNOWN_CONSTANT: lgreco_status = 204;
@@ -128,17 +128,17 @@ pub const LGRECO_UNKNOWN_CONSTANT: lgreco_status = 204;
 pub const LGRECO_TEXT: lgreco_status = 205;
 /// The text is not JSON, or lacks expected fields.
 pub const LGRECO_JSON: lgreco_status = 206;
-/// This library does not read table or plan files of this version.
+/// The version of a table or plan file is not supported by this library.
 pub const LGRECO_JSON_VERSION: lgreco_status = 207;
 /// The pointer is not a handle, is a handle of another kind, or is a copy of a destroyed handle.
 pub const LGRECO_HANDLE: lgreco_status = 208;
 /// The handle is in use by another call.
 pub const LGRECO_BUSY: lgreco_status = 209;
-/// The device does not exist or cannot be used, or does not support the request.
+/// The device does not exist, cannot be used, or does not support the request.
 pub const LGRECO_UNAVAILABLE: lgreco_status = 210;
 /// The table has no compressor setting for the option, because the library did not measure the table.
 pub const LGRECO_NO_SETTINGS: lgreco_status = 211;
-/// The call is for the other end of a cut.
+/// The call is only for the other end of a cut.
 pub const LGRECO_OTHER_END: lgreco_status = 212;
 /// This build of the library does not support devices of this kind.
 pub const LGRECO_NOT_BUILT_IN: lgreco_status = 213;
@@ -156,7 +156,7 @@ pub extern "C" fn lgreco_status_name(status: lgreco_status) -> *const c_char {
     name(status).unwrap_or(c"unknown status").as_ptr()
 }
 
-/// Defines the function `name`, which maps status codes to the names of these constants.
+/// Defines the function `name`, which maps a status code to the name of its constant.
 macro_rules! named_constants {
     ($($constant:ident,)*) => {
         fn name(status: lgreco_status) -> Option<&'static CStr> {

@@ -176,8 +176,8 @@ impl Gradients {
         self.values.clear();
         self.ranges.clear();
         for (&pointer, layer) in pointers.iter().zip(&self.layers) {
-            // SAFETY: the caller meets the safety requirements of this function. This function clears `values` after
-            // `call`, or after a failure at its next run, so no reference outlives the gradients in use.
+            // SAFETY: the caller meets the safety requirements of this function. The references in `values` are cleared
+            // after `call`. After a failure they are not used, and the next run clears them.
             let values = unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) };
             let (what, index) = ("gradients", layer.index);
             let of_layer = |failure| Failure::OfElement { what, index, failure: Box::new(failure) };

@@ -33,8 +33,8 @@ pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
 /// Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
 /// already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
 pub const LGRECO_REQUEST_ALL_GATHER: lgreco_request_kind = 2;
-/// Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only
-/// hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes use it.
+/// Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i: MPI_Allgatherv with MPI_IN_PLACE. A length may be 0.
+/// Only hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes need this kind.
 pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
 /// Replace the `length` bytes of `buffer` by those of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;

@@ -1,4 +1,4 @@
-//! Options of a bucket on a device. Except for `rank`, they are the same on all ranks.
+//! Options of a bucket on a device. All ranks need the same options, except `rank`.
 
 use super::{Known, options_of, put};
 use lgreco_train::gradient::Dtype;
@@ -8,7 +8,7 @@ pub(crate) struct BucketOptions {
     /// Random stream of the first step.
     pub(crate) stream: Stream,
     pub(crate) world_size: u32,
-    /// Index of each layer in the model; `None` for 0, 1, 2 and so on.
+    /// Index of each layer in the model. `None` means 0, 1, 2 and so on.
     pub(crate) indices: Option<Vec<u32>>,
     pub(crate) gain: f32,
     pub(crate) nan_on_fault: bool,

@@ -1,4 +1,4 @@
-//! Options of a controller. They are the same on every rank.
+//! Options of a controller. All ranks need the same options.
 
 use super::plan::{self, Limit, PLAN};
 use super::residual::RESIDUAL;
@@ -45,7 +45,7 @@ pub(crate) struct ControllerOptions {
     error_feedback: bool,
     residual: Residual,
     loco: Residual,
-    /// The schedule, and all options that do not depend on others.
+    /// The schedule, and all options that do not depend on other options.
     config: Config,
 }
 
@@ -110,7 +110,8 @@ impl ControllerOptions {
         })
     }
 
-    /// The configuration. `fixed` are the caller's settings, one per layer. `route` replaces the route of the options.
+    /// The configuration. `fixed` has the caller's settings, one per layer. If given, `route` replaces the option
+    /// `route`.
     pub(crate) fn config(self, fixed: Option<Vec<Setting>>, route: Option<Route>) -> Result<Config> {
         let (policy, budget) = (self.policy(fixed)?, self.budget()?);
         let mut search = self.search.search()?;
@@ -126,8 +127,9 @@ impl ControllerOptions {
     }
 }
 
-/// Parses the policy `legacy`, such as "4096,65536; 8,6,4; 6,4,2; 900": the bounds between the size classes of layers,
-/// then one list of parameters for each phase (one per class), then the number of steps.
+/// Parses the option `legacy`, such as "4096,65536; 8,6,4; 6,4,2; 900". First come the bounds between the size classes
+/// of layers. Then comes one list of parameters per phase, with one parameter per size class. The last number is the
+/// number of steps.
 fn legacy(value: &Value<'_>) -> Result<Legacy> {
     let parts: Vec<&str> = value.found.split(';').map(str::trim).collect();
     let [sizes, levels @ .., steps] = &parts[..] else { return Err(value.wrong()) };
@@ -309,7 +311,7 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     },
 ];
 
-/// The options of a controller, without those of searches and plans.
+/// The options of a controller, without the options of searches and plans.
 pub(super) fn own() -> impl Iterator<Item = Documented> {
     documented_of(CONTROLLER).chain(documented_of(RESIDUAL))
 }

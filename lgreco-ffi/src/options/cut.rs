@@ -1,4 +1,4 @@
-//! Options of a pipeline cut. Both ends must agree on them.
+//! Options of a pipeline cut. Both ends need the same options.
 
 use super::{Known, options_of, put};
 use lgreco_pipeline::CutSetting;

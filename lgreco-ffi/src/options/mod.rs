@@ -1,7 +1,7 @@
 //! Options by name: a NULL-terminated array of texts, which are names and values in turn.
 //!
-//! Each function that takes options has a table of them ([`Known`]): the name, the allowed values, and the function
-//! that reads a value. The lists of options in the headers are made from these tables.
+//! Each function that takes options has a table of its options ([`Known`]). An entry has the name, the allowed values,
+//! and the function that reads a value. The lists of options in the headers are made from these tables.
 
 mod bucket;
 mod compressor;
@@ -41,7 +41,7 @@ pub(crate) struct Value<'a> {
 }
 
 impl Value<'_> {
-    /// The error for a value that is not allowed.
+    /// Returns the error for a value that is not allowed.
     fn wrong(&self) -> Failure {
         Failure::OptionValue { name: self.name, found: self.found.into(), expected: self.expected }
     }
@@ -94,14 +94,14 @@ pub(crate) trait Options: Default {
     /// The owner of the options, for messages.
     const OF: &'static str;
 
-    /// Sets the option `name` to a value. `None` if there is no such option.
+    /// Sets the option `name` to a value. Returns `None` if the option is unknown.
     fn set(&mut self, name: &str, found: &str) -> Option<Result<&'static str>>;
 
     /// All options, in the order of the headers.
     fn documented() -> Vec<Documented>;
 }
 
-/// Sets the option `name` to a value, if `table` has it. Returns the name from the table.
+/// Sets the option `name` to a value, if `table` has the option. Returns the name from the table.
 fn set<T>(table: &[Known<T>], to: &mut T, name: &str, found: &str) -> Option<Result<&'static str>> {
     let known = table.iter().find(|known| known.name == name)?;
     let value = Value { name: known.name, found, expected: known.expected };
@@ -138,9 +138,8 @@ use options_of;
 
 /// Reads the options of the caller's array. NULL means the defaults.
 ///
-/// # Safety
-/// `list` is null, misaligned, or an array of pointers to NUL-terminated texts. The array ends with NULL, in place of a
-/// name or of a value.
+/// # Safety `list` is null, misaligned, or an array of pointers to NUL-terminated texts. A NULL in place of a name or a
+/// value ends the array.
 pub(crate) unsafe fn read<T: Options>(list: *const *const c_char) -> Result<T> {
     let mut options = T::default();
     if list.is_null() {
@@ -148,7 +147,8 @@ pub(crate) unsafe fn read<T: Options>(list: *const *const c_char) -> Result<T> {
     }
     let (mut given, mut at) = (Vec::new(), 0);
     loop {
-        // SAFETY: no earlier pointer was the NULL at the end of the array. `check_array` has checked its alignment.
+        // SAFETY: no earlier pointer was the NULL that ends the array, so this pointer is readable. `check_array` has
+        // checked the alignment.
         let (name, value) = unsafe {
             let [name, value] = [0, 1].map(|further| list.wrapping_add(at + further));
             crate::pointers::check_array(name, 1, "options")?;
@@ -184,7 +184,7 @@ fn unvalued<T: Options>(name: &str) -> Failure {
     known.map_or_else(|| unknown::<T>(name), |(name, _)| Failure::NoValue { name })
 }
 
-/// All tables for the headers: the name of each, and its options with their meanings.
+/// Returns all tables of options for the headers: each table's name, and its options with their meanings.
 pub fn documented() -> Vec<(&'static str, Vec<(&'static str, &'static str)>)> {
     vec![
         ("search", SearchOptions::documented()),

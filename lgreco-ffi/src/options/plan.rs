@@ -5,7 +5,7 @@ use crate::failure::{Failure, Result};
 use lgreco_train::CoreError;
 use lgreco_train::plan::{Solver, budget, dp, exact};
 
-/// The solver, or all choices of the L-GreCo paper.
+/// The solver. `Paper` stands for the solver and the limit of the L-GreCo paper.
 #[derive(Clone, Copy, PartialEq)]
 enum Planner {
     Exact,
@@ -37,7 +37,7 @@ impl Default for PlanOptions {
     }
 }
 
-/// A whole number of bits, as a budget.
+/// Converts a budget to a whole number of bits.
 pub(super) fn bits(number: f64) -> Result<u64> {
     let wrong =
         || Failure::OptionValue { name: "budget", found: number.to_string(), expected: "a whole number of bits" };
@@ -57,8 +57,8 @@ impl PlanOptions {
         }
     }
 
-    /// The limit in the options. If they have none, it is the table's own budget. If there is none either, it is the
-    /// size of the uniform setting, or its error for `paper`.
+    /// Returns the limit from the options. Without one, the limit is the table's own budget. If the table has no
+    /// budget, the limit is the uniform setting's size, or for the solver `paper` the uniform setting's error.
     pub(crate) fn budget<'a>(&self, own: Option<f64>, defaults: Option<&'a [u32]>) -> Result<budget::Budget<'a>> {
         let alpha = self.alpha;
         let limit = match (self.limit, own) {

@@ -1,4 +1,4 @@
-//! Calls on buckets of controllers with a single rank. For one rank, every requested collective is already done.
+//! Calls on buckets of controllers with a single rank. With one rank, a requested collective needs no work.
 
 use super::train::{collective_of_one, planned};
 use super::{Bytes, DIMS, List, State, gradient, pick, setting};
@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use core::fmt::Display;
 use core::ptr::{null, null_mut};
 
-/// Makes a valid controller; NULL if its setting is not valid.
+/// Makes a controller, or returns NULL if the random setting is not valid.
 fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
     let (collective, fixed) = (collective_of_one(), setting(bytes));
     let layer = lgreco_layer { name: c"fc1".as_ptr(), dims: DIMS.as_ptr(), dims_len: 2, ..Default::default() };
@@ -24,7 +24,7 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
     controller
 }
 
-/// Advances through steps, mostly in a valid order. Returns LGRECO_OK if gradients became means.
+/// Makes the calls of several steps, mostly in a valid order. Returns LGRECO_OK if gradients became means.
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     if state.controllers[which].is_null() {
         state.controllers[which] = controller(bytes);
@@ -81,8 +81,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Closes the current bucket with one of the controllers, or with none if its controller is destroyed, and opens a new
-/// one.
+/// Closes the current bucket with one of the controllers, or with NULL if the bucket's controller is destroyed. Then
+/// opens a new bucket.
 fn open(bytes: &mut Bytes, state: &mut State, which: usize, controller: *mut lgreco_controller) -> lgreco_status {
     let place = &raw mut state.buckets[which];
     // SAFETY: handles are live or NULL.

@@ -76,7 +76,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Seals and unseals bytes, which are sometimes damaged in between. The result must be the same bytes, or an error.
+/// Seals bytes, sometimes flips a bit, and unseals them. A flipped bit must give LGRECO_CHECKSUM.
 fn there_and_back(bytes: &mut Bytes) -> lgreco_status {
     const LEN: usize = 76;
     let (mut written, mut length) = ([bytes.next(); LEN + LGRECO_SEAL_BYTES], 0);

@@ -1,4 +1,4 @@
-//! Calls on CUDA handles without a device. They test the checks that precede any use of the device.
+//! Calls on CUDA handles without a device. These calls test the checks that precede any use of the device.
 
 use super::{Bytes, DTYPES, ELEMENTS, List, ROOM, State, gradient, layer, pick, renew, search, setting};
 use crate::cuda::{BucketLayers, Collective, DeviceTensor, Encoding, OnDevice, OnDeviceBucket, Outcome, Row};
@@ -197,7 +197,7 @@ unsafe fn on_bucket(
     }
 }
 
-/// Makes several calls of this kind in a row, because single calls would rarely find the state that they need.
+/// Makes `call` several times in a row, because single random calls would rarely reach the state that later calls need.
 fn several(bytes: &mut Bytes, mut call: impl FnMut(&mut Bytes) -> lgreco_status) -> lgreco_status {
     for _ in 0..bytes.below(8) {
         assert_ne!(call(bytes), LGRECO_PANIC);
@@ -273,8 +273,8 @@ fn one(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
                         lgreco_cuda_rows_bytes(cuda, layer, layers, search, number, other)
                     }
                     4 | 5 => {
-                        // These addresses are never used. They may be valid, overlapping, unaligned, or of memory that
-                        // is too small.
+                        // No call uses the addresses. Some addresses are valid, and others overlap, are unaligned, or
+                        // belong to too small memory.
                         let [workspace, results] = [0, 1].map(|_| {
                             let address = [256usize, 512, 4096, 260][usize::from(bytes.below(4))];
                             bytes.maybe_mut(core::ptr::without_provenance_mut::<c_void>(address))

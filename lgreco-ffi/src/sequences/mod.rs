@@ -21,7 +21,7 @@ const DIMS: [usize; 2] = [ROWS, COLS];
 /// Bytes of each output buffer.
 const ROOM: usize = 2048;
 
-/// Turns bytes into choices. After the last byte, it returns zeros.
+/// Turns bytes into choices. After the last byte, all further bytes are zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -54,7 +54,7 @@ impl Bytes<'_> {
     }
 }
 
-/// The options of a call, as an array of texts like in C.
+/// The options of a call, as a C array of texts.
 struct List {
     _texts: Vec<CString>,
     pointers: Vec<*const c_char>,
@@ -97,7 +97,7 @@ impl List {
 
 /// Two handles of each kind, and outputs of calls. A handle is NULL before it is made and after it is destroyed.
 struct State {
-    /// A handle that is not a context. No call replaces it, so any call may get it.
+    /// A handle that is not a context. No call replaces this handle, so any call may get it as a wrong argument.
     foreign: *mut lgreco_table,
     contexts: [*mut lgreco_context; 2],
     tables: [*mut lgreco_table; 2],
@@ -106,9 +106,9 @@ struct State {
     controllers: [*mut lgreco_controller; 2],
     buckets: [*mut lgreco_bucket; 2],
     tasks: [*mut lgreco_plan_task; 2],
-    /// Gradients of the layer in the buckets, which keep pointers to them.
+    /// Gradients of the layer in the buckets. The buckets keep pointers to these gradients.
     gradients: [Vec<f32>; 2],
-    /// The upstream and the downstream end.
+    /// The upstream and the downstream end of a cut.
     cuts: [*mut lgreco_cut; 2],
     cudas: [*mut lgreco_cuda; 2],
     cuda_buckets: [*mut lgreco_cuda_bucket; 2],
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Returns the context; in one of 16 calls a handle of another kind, in one of 32 NULL.
+    /// Returns the context. Instead, one call in 16 gets a handle of another kind, and one call in 32 gets NULL.
     fn context(&self, which: usize, bytes: &mut Bytes) -> *mut lgreco_context {
         match bytes.below(32) {
             30 | 31 => self.foreign.cast(),
@@ -197,8 +197,8 @@ impl Drop for State {
 }
 
 /// Makes the calls that `bytes` encode, including NULLs, handles of other kinds, destroyed handles, truncated payloads and
-/// unknown constants. Returns how many calls succeed on contexts, on tables and plans, on compressors, on controllers, on
-/// cuts and on CUDA devices, and how many bucket exchanges are completed.
+/// unknown constants. Returns the numbers of successful calls on contexts, tables and plans, compressors, controllers,
+/// cuts and CUDA devices, and the number of completed bucket exchanges.
 ///
 /// # Panics
 /// When a call returns a status without a name, panics inside, or leaves a handle after a failure. When a message is not
@@ -262,7 +262,8 @@ fn layer(bytes: &mut Bytes, gradient: &[f32; ELEMENTS]) -> lgreco_layer {
     }
 }
 
-/// Settings of every method, with `#` for numbers in and out of range, and texts that are not settings.
+/// Settings of every method, and texts that are not settings. A random digit, which may be out of range, replaces each
+/// `#`.
 const SETTINGS: [&str; 20] = [
     "dense",
     "qsgd #",
@@ -321,7 +322,7 @@ fn pick(bytes: &mut Bytes, texts: &[&'static str]) -> &'static str {
 const DTYPES: [&str; 4] = ["float32", "bfloat16", "int8", "float64"];
 const TRUTHS: [&str; 3] = ["true", "false", "yes"];
 
-/// Replaces a handle by a new one from `create`; a failed creation must leave NULL.
+/// Replaces a handle by a new handle from `create`. A failed creation must leave NULL.
 fn renew<T>(
     handle: &mut *mut T,
     destroy: unsafe extern "C" fn(*mut *mut T) -> lgreco_status,

@@ -73,7 +73,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 if bytes.below(4) == 0 {
                     pairs.push(("ramp_up", &ramp_up));
                 }
-                // One wrong option would hide errors in the others, so some options are left out.
+                // One wrong option would hide errors in the other options, so a random half of the options is left out.
                 for (name, text) in names.iter().zip(&texts) {
                     if (*name != "policy" || fixed.is_null()) && bytes.below(2) == 0 {
                         pairs.push((*name, text));
@@ -148,7 +148,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
 }
 
-/// Makes a call with a plan task, possibly of another controller, or a call that replaces the controller's settings.
+/// Makes a random call on a plan task, which may belong to another controller, or replaces the controller's settings.
 pub(super) fn planned(
     bytes: &mut Bytes,
     task: &mut *mut lgreco_plan_task,

@@ -12,7 +12,7 @@ use core::ptr::null_mut;
 
 const HUGE: usize = 1 << 32;
 
-/// Shapes with any number of dimensions, including empty ones and ones too large for any computer.
+/// Shapes with any number of dimensions. Some are empty, and some are too large for any computer.
 const SHAPES: [&[usize]; 20] = [
     &[4, 6],
     &[24],
@@ -48,7 +48,7 @@ impl Owned {
     fn new(bytes: &mut Bytes) -> Owned {
         let dims = SHAPES[usize::from(bytes.below(64)) % SHAPES.len()];
         let dtype = [0, 1, 2, 0, 1, 2, 0, 3][usize::from(bytes.below(8))];
-        // Shapes that are too large have no values, because no call may read them.
+        // Layers with too large shapes have no values, because no call may read the values of such layers.
         let elements = dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim)).filter(|&all| all <= 64);
         let elements = elements.unwrap_or(0);
         Owned { dims, dtype, values: Values::new(bytes, elements, dtype), elements }
@@ -69,7 +69,7 @@ impl Owned {
     }
 }
 
-/// Makes structs for the layers. Pointers and lengths keep their valid values.
+/// Makes the caller's structs for the layers. Pointers, lengths and types keep their values.
 fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> CallerStructs {
     let kept = [
         offset_of!(lgreco_layer, name),
@@ -117,7 +117,7 @@ pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco
     }
 }
 
-/// Makes a compressor and reads its bound, encodes and decodes one or two payloads, saves and loads.
+/// Makes a compressor, reads its bound, encodes and decodes one or two payloads, and saves and loads its state.
 pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
     let mut owned = Owned::new(bytes);
     let view = owned.view(bytes);
@@ -189,8 +189,8 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     let fixed = if bytes.below(3) == 0 { fixed.place(bytes) } else { null_mut() };
     let method = METHODS[usize::from(bytes.below(METHODS.len() as u8))];
     let policy = pick(bytes, &["lgreco", "uniform", "uncompressed", "kmeans", "paper"]);
-    // A few states of the solver suffice for three layers. Clearing the default number of states would dominate the run
-    // time.
+    // The option `states` is small: three layers need few solver states, and clearing the default number would dominate
+    // the run time.
     let mut pairs: Vec<(&str, &dyn Display)> =
         vec![("method", &method), ("start_iter", &2), ("period", &1), ("states", &256), ("min_elements", &4)];
     if fixed.is_null() {

@@ -1,4 +1,4 @@
-//! Memory of the caller: structs as large as they state, and buffers with guards behind them.
+//! Memory of the caller: structs with a guard behind them, and buffers of exact length.
 
 use super::Bytes;
 use crate::structs::SizedStruct;
@@ -6,10 +6,10 @@ use core::ffi::c_void;
 
 const WORD: usize = size_of::<u64>();
 
-/// Consecutive structs. Each is as large as its first word states.
+/// Consecutive structs. The first word of each struct states the struct's size.
 pub(super) struct CallerStructs {
     words: Vec<u64>,
-    /// Number of words of the structs; a guard follows.
+    /// Number of words of the structs. A guard word follows.
     used: usize,
     null: bool,
 }
@@ -32,8 +32,8 @@ const WORDS: [u64; 12] = [
     0x0000_0001_0000_0001,
 ];
 
-/// Makes structs from `values` as a caller may pass them, with the right size or a wrong one. Any field may be
-/// overwritten, except the words at the offsets `kept`, which are pointers and the lengths of their arrays.
+/// Makes structs from `values` as a caller may pass them, with a right or wrong size. Random words may overwrite any
+/// field, except the words at the byte offsets `kept`, which are pointers and lengths of arrays.
 pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> CallerStructs {
     let size = match bytes.below(64) {
         0 => size_of::<T>() - WORD,
@@ -48,7 +48,7 @@ pub(super) fn caller_structs<T: SizedStruct>(bytes: &mut Bytes, values: &[T], ke
     words[used] = GUARD;
     for (value, to) in values.iter().zip(words.chunks_exact_mut(stride / WORD)) {
         let (len, to) = (to.len(), to.as_mut_ptr());
-        // SAFETY: source and destination are at least that long. Padding of a struct is never read.
+        // SAFETY: source and destination have at least the copied number of bytes. Padding of a struct is never read.
         unsafe {
             (&raw const *value).cast::<u8>().copy_to_nonoverlapping(to.cast(), stride.min(size_of::<T>()));
             to.write(u64::from(crate::LGRECO_HEADER_REVISION) << 16 | size as u64);
@@ -85,7 +85,7 @@ impl CallerStructs {
         if self.null { core::ptr::null_mut() } else { self.words.as_mut_ptr().cast() }
     }
 
-    /// Asserts that nothing was written behind the structs.
+    /// Asserts that no call has written behind the structs.
     pub(super) fn check_guard(&self) {
         assert_eq!(self.words[self.used], GUARD, "a call wrote behind the structs");
     }
@@ -119,7 +119,7 @@ impl<T: Clone + Default> Buffer<T> {
     }
 }
 
-/// Values of a layer in one of the element types; f32 for an unknown type.
+/// Values of a layer in one of the element types. Values of an unknown type are f32.
 pub(super) struct Values {
     wide: Vec<f32>,
     narrow: Vec<u16>,
@@ -130,7 +130,7 @@ impl Values {
         match dtype {
             1 | 2 => {
                 let narrow = |byte: u8| match byte {
-                    // NaN in both 16-bit types; then infinity in bf16, NaN in f16.
+                    // 254 gives NaN in both 16-bit types. 255 gives infinity in bf16 and NaN in f16.
                     254 => 0x7fc0,
                     255 => 0x7f80,
                     byte => u16::from(byte) << 7 & 0x3fff | u16::from(byte & 1) << 15,

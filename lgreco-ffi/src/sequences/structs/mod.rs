@@ -1,8 +1,8 @@
 //! Calls with structs of right and wrong sizes and random contents, layers of any shape and type, and arrays of any
 //! length.
 //!
-//! All memory that a call may read or write is valid, and as long as the stated lengths. The exception is a length that
-//! a call must refuse before it reads.
+//! All memory that a call may read or write is valid, and as long as the stated lengths. Only lengths that a call must
+//! refuse before it reads are longer than the memory.
 
 mod layers;
 mod memory;
@@ -13,12 +13,11 @@ use crate::*;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 
-/// Makes the calls that `bytes` encode, on structs of any size and content. Returns the numbers of successful calls on
-/// layers alone, on compressors, on controllers, on cuts, and on tables and plans.
+/// Makes the calls that `bytes` encode, on structs of any size and content. Returns the numbers of successful
+/// measurements of layers, and of successful rounds of calls on compressors, controllers, cuts, and tables with plans.
 ///
-/// # Panics
-/// When a call panics inside, returns a status without a name, or writes beyond its outputs. When it leaves a handle after
-/// a failure, or returns values that are not finite as valid.
+/// # Panics When a call panics inside, returns a status without a name, or writes beyond its outputs. When a call
+/// leaves a handle after a failure, or returns values that are not finite as valid.
 pub fn check(bytes: &[u8]) -> [usize; 5] {
     let (mut bytes, mut done) = (Bytes(bytes), [0; 5]);
     let mut context = null_mut();

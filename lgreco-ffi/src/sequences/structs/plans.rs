@@ -44,10 +44,10 @@ pub(super) fn table_and_plan(bytes: &mut Bytes) -> lgreco_status {
         metric: if bytes.below(2) == 0 { c"l2".as_ptr() } else { null() },
         ..Default::default()
     };
-    // All fields of a view except the number of layers are pointers. All fields keep their values.
+    // No field of the view is overwritten, because all fields are pointers or lengths of arrays.
     let kept: Vec<usize> = (1..size_of::<lgreco_table_view>() / 8).map(|word| 8 * word).collect();
     let view = caller_structs(bytes, &[view], &kept);
-    // Limits levels and states, so that memory and time suffice.
+    // `levels` and `states` are below 256, which limits memory and time.
     let solver = pick(bytes, &["exact", "dp", "paper"]);
     let (levels, states, bits) = (bytes.next(), bytes.next(), bytes.next().to_string());
     let budget = [bits.as_str(), "size", "error"][usize::from(bytes.below(3))];
