@@ -1,5 +1,5 @@
-//! Calls the C functions of buckets from Rust. Tests the requests of each method, and buckets whose controller is gone
-//! or has loaded another state.
+//! Calls the C functions of buckets from Rust. Tests the requests under each method, and buckets whose controller was
+//! destroyed or has loaded another state.
 
 mod common;
 
@@ -132,7 +132,7 @@ impl Drop for Alone {
     }
 }
 
-/// Asserts that the fields that the kind uses are set, and that the others are 0 or NULL.
+/// Asserts that the fields used by the request's kind are set, and that all other fields are 0 or NULL.
 fn check_fields(request: &lgreco_request) {
     let lgreco_request { kind, memory, root, buffer, count, length, lens, send, send_lens, .. } = *request;
     assert_eq!((memory, root), (LGRECO_DEVICE_CPU, 0));
@@ -180,7 +180,7 @@ fn buckets_ask_for_the_collectives_of_their_methods() {
     }
 }
 
-/// Only the controller that lent a bucket takes it back. Until then the bucket's layers are in flight.
+/// Only the controller that lent a bucket takes the bucket back. Until then the bucket's layers are in flight.
 #[test]
 fn buckets_belong_to_their_controller() {
     let fixed = fixed("topk 40");
@@ -209,8 +209,8 @@ fn buckets_belong_to_their_controller() {
     assert_eq!(alone.close(&mut bucket), LGRECO_OK, "closing twice does nothing");
     alone.finish();
 
-    // A state is loaded while a bucket is open. The loaded residual is kept, even when the old bucket is closed after
-    // the layer was lent again.
+    // A state is loaded while a bucket is open. The loaded residual stays, even if the old bucket is closed after a new
+    // bucket was opened with the layer.
     alone.begin();
     let mut stale = alone.open(&[0]);
     alone.load(&saved);

@@ -218,8 +218,8 @@ fn steps_do_what_rust_does_and_allocate_as_little() {
     }
 }
 
-/// A single call that measures settings of all methods gives the same errors and sizes as Rust for each setting
-/// separately.
+/// One call of lgreco_measure with settings of all methods gives the same errors and sizes as Rust for each single
+/// setting.
 #[test]
 fn rows_are_rusts() {
     let mut list = SETTINGS.to_vec();
@@ -255,7 +255,7 @@ fn rows_are_rusts() {
     }
 }
 
-/// Reads the error codes from the sources of lgreco-core and lgreco-train, so that no new code is forgotten here.
+/// Reads the error codes from the sources of lgreco-core and lgreco-train, so that the test covers new codes.
 #[test]
 fn every_code_of_core_and_training_has_a_constant() {
     let sources = [include_str!("../../lgreco-core/src/error.rs"), include_str!("../../lgreco-train/src/error.rs")];
@@ -275,14 +275,14 @@ fn every_code_of_core_and_training_has_a_constant() {
     assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
     assert!(codes.len() >= 37, "{codes:?}");
     let mut named = std::collections::HashSet::new();
-    // If errors share a code, the first error gives the name.
+    // If several errors share a code, the constant is named after the first error.
     for (variant, code) in codes.into_iter().filter(|&(_, code)| named.insert(code)) {
         let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
             true => format!("_{c}"),
             false => c.to_uppercase().to_string(),
         });
         let expected = format!("LGRECO_{}", words.collect::<String>());
-        // SAFETY: the name of a known status is a constant.
+        // SAFETY: the returned text is static and ends with a NUL.
         let name = unsafe { CStr::from_ptr(lgreco_status_name(code)) };
         assert_eq!(name.to_str(), Ok(expected.as_str()), "code {code}");
         assert!(code < 200, "codes from 200 on are the C API's own");

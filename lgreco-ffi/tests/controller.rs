@@ -34,7 +34,7 @@ impl Alone {
         alone
     }
 
-    /// Creates a controller. After a failure, the pointer to it is null.
+    /// Creates a controller. After a failure, `controller` is null.
     fn created(options: &[(&str, &str)], fixed: Option<&[lgreco_setting; 3]>) -> (Alone, lgreco_status) {
         let collective = lgreco_collective { perform: Some(perform), ..Default::default() };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {
@@ -91,7 +91,7 @@ fn gradients(step: u32) -> [Vec<f32>; 3] {
     [gradient(step, 64 * 48), vec![0.5; 48], gradient(step + 100, 64 * 48)]
 }
 
-/// A call on a copy of a destroyed handle's pointer finds no tag, as long as the memory is not reused.
+/// Destroying a handle clears its tag, so that calls refuse copies of the pointer until the memory is reused.
 #[test]
 fn destroyed_handles_have_no_tag() {
     drop(Alone::new(&[], None));
@@ -126,12 +126,12 @@ fn steps_under_fixed_settings_allocate_at_first_and_once() {
     }
 }
 
-/// The controller must check the collective's number of workers before it allocates memory for that many. The field may
-/// be uninitialised.
+/// The controller must check the collective's number of workers before it allocates memory for the workers, because the
+/// field may be uninitialised.
 #[test]
 fn a_number_of_workers_that_is_far_too_large_is_an_error() {
     unsafe extern "C" fn expect_few(user: *mut c_void, request: *const lgreco_request) -> i32 {
-        // SAFETY: `user` is the pointer of the collective below, and `request` is the library's.
+        // SAFETY: `user` is the pointer from the collective below, and `request` comes from the library.
         unsafe {
             *user.cast::<u32>() += 1;
             if (*request).length == 32 { 0 } else { -1 }
@@ -237,8 +237,9 @@ fn residuals_are_kept_as_in_rust() {
         }
     }
     let differs = |a: usize, b: usize| assert_ne!(residuals[a], residuals[b], "runs {a} and {b}");
-    // The entries are those of TopK and LoCo, then of AdaComp and QSGD. Each pair has four runs: the default, no
-    // feedback, another residual for all methods but LoCo, and another residual for LoCo.
+    // The residuals of TopK and LoCo come first, then those of AdaComp and QSGD. Each pair of methods has four runs:
+    // the default, no error feedback, other residual options for all methods but LoCo, and other residual options for
+    // LoCo.
     [(0, 2), (0, 4), (1, 3), (1, 7), (8, 10), (8, 12)].into_iter().for_each(|(a, b)| differs(a, b));
     assert_eq!((&residuals[1], &residuals[0]), (&residuals[5], &residuals[6]), "each has its own fields");
     assert!(residuals[9].iter().all(|&value| value == 0.0), "QSGD remembers nothing");

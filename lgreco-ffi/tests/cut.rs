@@ -1,4 +1,4 @@
-//! Calls the C functions of cuts from Rust. Settings as bytes and remembered samples equal those of lgreco-pipeline,
+//! Calls the C functions of cuts from Rust. Encoded settings and remembered samples are the same as in lgreco-pipeline,
 //! and the calls of a step do not allocate.
 
 mod common;
@@ -14,7 +14,7 @@ use std::ptr::{null, null_mut};
 const BATCH: usize = 3;
 const FEATURES: usize = 40;
 
-/// Makes the C setting from the same options, as text.
+/// Makes the C setting from the fields of `setting`, as text options.
 fn made(setting: &CutSetting) -> lgreco_cut_setting {
     let CutSetting { cut, batch, features, in_flight, forward, backward } = setting;
     let texts = [cut, batch, features, in_flight].map(u32::to_string);
@@ -27,7 +27,7 @@ fn made(setting: &CutSetting) -> lgreco_cut_setting {
     made
 }
 
-/// Settings that cover every codec and every memory, forward or backward, and each number of a setting.
+/// Settings that cover every codec and every memory in some direction, and every numeric field of a setting.
 fn settings() -> Vec<CutSetting> {
     let plain = CutSetting::new(2, 4, 96);
     let residual = Residual { gain: 0.5, reset_every: 9, storage: Storage::Int8 };
@@ -158,7 +158,7 @@ fn steps_allocate_only_while_samples_are_new() {
         for step in 0..6 {
             let activations = gradient(step, BATCH * FEATURES);
             let count = allocations(|| ends.step(&activations, &[7, 8, 9], &mut message, &mut received));
-            // The second visit of a sample allocates a separate row for its uncommitted update.
+            // At a sample's second visit, AQ-SGD allocates a separate row for the uncommitted update.
             assert!(count == 0 || (memory == samples && step < 2), "step {step}: {count} times");
         }
     }

@@ -1,6 +1,6 @@
 //! GPU contexts give the same rows, tables, payloads and residuals as the CPU. `LGRECO_GPU` is cuda or wgpu, the
-//! default. Without such a GPU, or a driver that imitates one on the CPU, tests are skipped with a message. They fail
-//! instead if `LGRECO_GPU` or `LGRECO_REQUIRE=wgpu` is set.
+//! default. Without such a GPU, or a driver that imitates one on the CPU, tests are skipped with a message. If
+//! `LGRECO_GPU` or `LGRECO_REQUIRE=wgpu` is set, the tests fail instead.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn layer(name: &'static CStr, dims: &[usize; 2], values: &[f32]) -> lgreco_layer
     lgreco_layer { name, dims, dims_len: 2, values, ..Default::default() }
 }
 
-/// The payloads of a compressor on `context` over some steps, with their decoded values and the residuals.
+/// Returns the payloads of a compressor on `context` over several steps, with the decoded values and the residuals.
 fn trace(context: *mut lgreco_context, setting: &lgreco_setting, feedback: &str) -> Vec<(Vec<u8>, Vec<f32>)> {
     let layer = layer(c"fc1", &[ROWS, COLS], &[]);
     let options = List::new([("random_seed", "3"), ("error_feedback", feedback)]);
@@ -162,7 +162,8 @@ fn rows_are_those_of_the_cpu() {
     });
     assert_eq!(sizes, same);
     assert!(errors.iter().zip(&others).all(|(&a, &b)| near(a, b)), "{errors:?}, {others:?}");
-    // Rows without GPU kernels are measured on the CPU, so they are equal. Rows of the GPU differ in the last bits.
+    // The CPU measures rows without GPU kernels, so both contexts give equal rows. Rows that the GPU measures differ in
+    // the last bits.
     assert_eq!((errors[0], &errors[5..]), (others[0], &others[5..]));
     assert_ne!(errors[1..5], others[1..5], "the GPU has not been used");
 }
@@ -177,7 +178,7 @@ fn tables_are_those_of_the_cpu() {
         let Some(Contexts(contexts)) = &Contexts::new() else { return };
         let [expected, found] = contexts.map(|context| {
             let (mut table, mut view) = (null_mut(), lgreco_table_view::default());
-            // SAFETY: all pointers are valid. The view's arrays have its lengths until the table is destroyed.
+            // SAFETY: all pointers are valid. The view's arrays have the stated lengths until the table is destroyed.
             unsafe {
                 let place = &raw mut table;
                 let status = lgreco_table_measure(context, layers.as_ptr(), 2, search.pointer(), place);
@@ -200,7 +201,7 @@ unsafe extern "C" fn perform(_: *mut std::ffi::c_void, _: *const lgreco_request)
     0
 }
 
-/// A controller decides from rows that the GPU measures, also after the context is destroyed.
+/// A controller decides from rows that the GPU measures, even after the context is destroyed.
 #[test]
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn decisions_are_those_of_the_cpu() {

@@ -28,7 +28,8 @@ fn code(header: &str) -> String {
     (code + rest).lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
-/// The revision, and a checksum of all declarations without comments, spaces, version and revision.
+/// Returns the revision, and a checksum of all declarations. The checksum ignores comments, spaces, version and
+/// revision.
 fn revision(headers: &str) -> String {
     let code = code(headers);
     let declares = |line: &&str| !line.starts_with("#define LGRECO_VERSION") && !line.starts_with(REVISION);
@@ -85,7 +86,7 @@ fn the_headers_are_up_to_date() {
     }
 }
 
-/// The first header has few functions, and the first of them appears early.
+/// lgreco.h has few functions, and its first function appears early.
 #[test]
 fn the_first_header_is_short() {
     let (_, text) = headers(folder()).swap_remove(0);
@@ -98,7 +99,7 @@ fn the_first_header_is_short() {
     assert!(first < 149, "the first function of lgreco.h is on line {}", first + 1);
 }
 
-/// Every name of the library in the headers' comments is declared.
+/// The headers declare every library name that their comments mention.
 #[test]
 fn comments_name_what_there_is() {
     let all: Vec<(&str, String)> = headers(folder());

@@ -1,12 +1,12 @@
 //! The structs of the header have the layout of the Rust structs, and their INIT macros have the Rust defaults. The
-//! test writes a C program that asserts this.
+//! test writes and compiles a C program with these assertions.
 
 use lgreco_c::*;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Appends assertions about one struct. The compiler reports missing fields, because the pattern has no `..`.
+/// Appends assertions about one struct. The pattern has no `..`, so the compiler reports missing fields.
 macro_rules! struct_of {
     ($program:ident, $name:ident, $init:literal, $($field:ident),+) => {{
         $program.layout(stringify!($name), size_of::<$name>(), align_of::<$name>());

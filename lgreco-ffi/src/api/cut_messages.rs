@@ -97,7 +97,7 @@ pub unsafe extern "C" fn lgreco_cut_send_activations(
 /// the same step makes another forward pass over the same values. Changes nothing.
 ///
 /// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, with LGRECO_OUT_OF_STEP when the step
-/// has been committed since, and with LGRECO_FEEDBACK_RULE for error feedback by position in the batch.
+/// has been committed since, and with LGRECO_FEEDBACK_RULE for the forward memories residual, mixed and ef21.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_repeat_activations(
     cut: *mut lgreco_cut,
@@ -144,8 +144,8 @@ pub unsafe extern "C" fn lgreco_cut_receive(
 /// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the micro-batch's first message again.
 /// Changes nothing.
 ///
-/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and with LGRECO_FEEDBACK_RULE for error
-/// feedback by position in the batch.
+/// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and with LGRECO_FEEDBACK_RULE for the forward
+/// memories residual, mixed and ef21.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_receive_repeated(
     cut: *mut lgreco_cut,

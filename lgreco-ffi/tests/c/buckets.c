@@ -1,6 +1,6 @@
-// Buckets in flight, several on one thread or one per thread, give the same bits as lgreco_controller_step. All ranks
-// learn of a failure in one bucket, and other buckets are not affected. Calls out of order are refused and change
-// nothing.
+// Buckets in flight give the same bits as lgreco_controller_step, with all buckets on one thread or one bucket per
+// thread. All ranks learn of a failure in one bucket, and other buckets are not affected. Calls out of order are
+// refused and change nothing.
 #include "model.h"
 
 #include <math.h>
@@ -36,7 +36,7 @@ static uint64_t sum(const uint64_t *lens, uint32_t workers) {
     return all;
 }
 
-// Asserts that the request is the one that was announced.
+// Asserts that the request equals the announced request.
 static void check_round(const lgreco_request *announced, const lgreco_request *request, uint32_t workers) {
     CHECK(announced->kind == request->kind && announced->count == request->count && announced->buffer == NULL);
     if (request->kind == LGRECO_REQUEST_ALL_GATHER_EACH)
@@ -76,8 +76,8 @@ static void begin(lgreco_controller *controller, Member *member) {
     }
 }
 
-// Takes a step with one bucket per layer, the last layer first, all in flight at the same time. Afterwards `flights`
-// has the result of each bucket.
+// Takes a step with one bucket per layer, from the last layer to the first, with all buckets in flight at the same
+// time. Afterwards `flights` has the result of each bucket.
 static lgreco_report overlapped(lgreco_controller *controller, Member *member, Model *model, Flight *flights) {
     lgreco_report report = LGRECO_REPORT_INIT;
     pthread_t threads[LAYERS];
@@ -233,7 +233,7 @@ static void *spoilt(void *argument) {
     return NULL;
 }
 
-// Withheld layers keep their residuals. Steps are rolled back and abandoned, and residuals are rescaled.
+// Tests lgreco_bucket_withhold, rolling back and abandoning steps, and rescaling residuals.
 static void *transactions(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -303,7 +303,8 @@ static void *transactions(void *argument) {
     return NULL;
 }
 
-// The ranks exchange different layers. The bucket fails on all ranks, after the same number of collectives.
+// The ranks exchange different layers. In this case the bucket fails on all ranks, after the same number of
+// collectives.
 static void *different_layers(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -367,7 +368,8 @@ static void *wrong_on_one_rank(void *argument) {
     return NULL;
 }
 
-// Rank 1 reports that its backward pass failed. Both ranks learn of it in this step, and the next step works.
+// Rank 1 reports that its backward pass failed. Both ranks learn of this failure in the same step, and the next step
+// works.
 static void *failed_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -449,7 +451,7 @@ static void out_of_order(void) {
     OK(lgreco_bucket_next(bucket, &request));
     CHECK(request.kind != LGRECO_REQUEST_NONE);
 
-    // In the middle of its exchange, a bucket can be closed, but only with its own controller.
+    // A bucket can be closed in the middle of its exchange, but only with its own controller.
     lgreco_bucket *const kept = bucket;
     STATUS(LGRECO_STEP_ORDER, lgreco_bucket_close(other, &bucket));
     TEXT("the bucket is another controller's", lgreco_message());
@@ -462,8 +464,8 @@ static void out_of_order(void) {
     OK(lgreco_bucket_close(controller, NULL));
     OK(lgreco_bucket_close(NULL, NULL));
 
-    // After a bucket is closed, a new one can be opened with its layers. A bucket whose exchange is done stays done,
-    // and no longer reads the gradients.
+    // After a bucket is closed, a new bucket can be opened with the same layers. A bucket whose exchange is done stays
+    // done, and no longer reads the gradients.
     OK(lgreco_bucket_open(controller, all, LAYERS, &bucket));
     gradients(&model, 0, 0);
     Model *const own = malloc(sizeof *own);

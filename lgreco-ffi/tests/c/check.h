@@ -44,7 +44,7 @@ static int failures;
 
 static inline int says(const lgreco_setting *setting, const char *text) { return strcmp(setting->text, text) == 0; }
 
-// Options by name. A later value replaces an earlier one, and NULL removes it.
+// Options by name. A later value replaces an earlier value, and NULL removes the option.
 typedef struct {
     int count;
     const char *names[40];
@@ -83,8 +83,8 @@ static inline const char *value_of(const Options *options, const char *name) {
     return "";
 }
 
-// The options as an array for calls. It is valid until the options change, or until the fourth call of this function
-// after it.
+// Returns the options as an array for calls. The array is valid until the options change, or until the fourth later
+// call of this function.
 static inline const char *const *listed(const Options *options) {
 #ifdef __cplusplus
     static thread_local const char *lists[4][81];

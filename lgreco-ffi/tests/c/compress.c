@@ -50,7 +50,7 @@ static int equal(const Payload *a, const Payload *b) {
     return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
 }
 
-// Compares payloads with the golden ones of tests/golden/v0.1/payloads.json.
+// Compares payloads with the golden payloads in tests/golden/v0.1/payloads.json.
 static void golden(void) {
     static const float from[] = {0.5f,   -1.0f, 0.0f, 0.25f, -0.0f,   3.0f,      -6.0f, 0.001f, -0.75f, 2.5f, 1.25f, -0.125f,
                                  0.0625f, -2.0f, 1.0f, 0.3125f, -0.6f, 0.2f, 1.75f, -1.5f, 0.9f, -0.05f, 0.7f, -2.25f};
@@ -103,8 +103,8 @@ static uint32_t sent(const Payload *payload) {
     return payload->bytes[4] | (uint32_t)payload->bytes[5] << 8 | (uint32_t)payload->bytes[6] << 16;
 }
 
-// If the values decide a payload's length, the payload is shorter than its bound. Its header contains the number of
-// sent elements.
+// Tests methods whose payload length depends on the values. The payload is shorter than its bound, and its header
+// contains the number of sent elements.
 static void every_word_of_variable_settings_counts(void) {
     const Options none = OPTIONS;
     const uint8_t topk = first("topk 1", none, 0).bytes[2];
@@ -118,7 +118,7 @@ static void every_word_of_variable_settings_counts(void) {
     const Payload sidco = first("sidco 0.01", none, 0), denser = first("sidco 0.2", none, 0);
     CHECK(sent(&sidco) >= ELEMENTS / 200 && sent(&sidco) <= ELEMENTS / 50);  // half to twice one per cent
     CHECK(sent(&denser) >= ELEMENTS / 10 && sent(&denser) <= 2 * ELEMENTS / 5);
-    // For uniformly distributed values, the three fits and an additional stage give different estimates.
+    // For uniformly distributed values, SIDCo's three fits and an additional stage give different thresholds.
     const char *const others[] = {"sidco 0.2 gamma-pareto", "sidco 0.2 pareto", "sidco 0.2 stages 2"};
     for (int i = 0; i < 3; i++) {
         const Payload other = first(others[i], none, 0);
@@ -151,7 +151,7 @@ static void texts_that_are_no_settings(void) {
     }
     STATUS(LGRECO_SETTING_WORD, lgreco_compressor_set_setting(compressor, "qsgd 4 buckt 128"));
     TEXT("layer `fc1.weight`: setting: `buckt` is unknown: is `bucket` meant?", lgreco_message());
-    // The text fills the struct without a NUL. Nothing behind the struct is read.
+    // The text has no NUL, and is as long as a lgreco_setting. No byte after the text may be read.
     char *const endless = malloc(LGRECO_SETTING_TEXT_BYTES);
     memset(endless, ' ', LGRECO_SETTING_TEXT_BYTES);
     STATUS(LGRECO_TEXT, lgreco_compressor_set_setting(compressor, endless));
@@ -283,7 +283,7 @@ static void every_option_of_feedback_counts(void) {
     }
 }
 
-// A payload that was altered on its way is refused before it is decoded.
+// Unsealing detects a payload that was altered in transit.
 static void sealed_payloads(void) {
     uint8_t payload[3 + LGRECO_SEAL_BYTES] = {1, 2, 3};
     size_t length = 0;
@@ -299,7 +299,7 @@ static void sealed_payloads(void) {
     STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(payload, sizeof payload, &length));
 }
 
-// With few bits, QSGD adds more error than its input has, and the residual would grow until it overflows.
+// With few bits, QSGD's error has a larger norm than its input, and the residual would grow until it overflows.
 static void feedback_that_diverges_is_refused(void) {
     lgreco_layer wide = layer();
     const size_t dims[] = {32, 32};
@@ -322,8 +322,8 @@ static void feedback_that_diverges_is_refused(void) {
     STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(&wide, "qsgd 2", listed(&options)));
     TEXT("layer `fc1.weight`: the compressor's squared error is ", lgreco_message());
     OK(lgreco_feedback_check(&wide, "qsgd 2", NULL));
-    // If the layer has values, the check compresses them. Equal values are sent exactly, but small values beside large
-    // ones are not.
+    // If the layer has values, the check compresses them. QSGD sends equal values exactly, but not small values beside
+    // large values.
     float flat[32 * 32];
     for (int i = 0; i < 32 * 32; i++) flat[i] = 0.1f;
     wide.values = flat;
@@ -362,7 +362,7 @@ static void saved_state(void) {
     const double norm = memory_norm(stopped, &steps);
     for (size_t shorter = 0; shorter < length; shorter += shorter < 64 ? 1 : 97)
         STATUS(shorter < 40 ? LGRECO_LENGTH : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, shorter));
-    // Every flipped bit is detected. With a wrong magic number or version, the bytes are not a state of this version.
+    // Every flipped bit is detected. A wrong magic number or version gives LGRECO_SAVED_STATE.
     for (size_t bit = 0; bit < 8 * length; bit++) {
         saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
         STATUS(bit < 24 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, length));
@@ -370,7 +370,7 @@ static void saved_state(void) {
     }
     CHECK(memory_norm(stopped, &steps) == norm && steps == 6);
 
-    // States of another layer or of other options are refused too.
+    // States with another shape or other options are refused too.
     set(&options, "gain", "0.5");
     lgreco_compressor *other = create(setting, options);
     STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(other, saved, length));
@@ -426,7 +426,7 @@ static void hostile_payloads(void) {
         payload.bytes[8] ^= 1;
         STATUS(LGRECO_LENGTH,
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS - 1));
-        // A payload that does not fit the buffer is refused, whether or not its length is known in advance.
+        // Encoding fails if the payload does not fit the buffer, whether or not its length is known in advance.
         const size_t short_by_one = payload.length - 1;
         size_t length = 0;
         STATUS(LGRECO_LENGTH, lgreco_compressor_encode(compressor, 0, values, payload.bytes, short_by_one, &length));

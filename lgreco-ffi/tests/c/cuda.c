@@ -82,7 +82,7 @@ static lgreco_compressor *compressor_of(int layer, const char *setting) {
     return made;
 }
 
-// Whether all values are equal, or close for PowerSGD, which adds in another order.
+// Whether all values are equal. PowerSGD adds in another order on the GPU, so its values need only be close.
 static int near(const float *a, const float *b, int exactly) {
     for (int i = 0; i < ELEMENTS; i++)
         if (fabsf(a[i] - b[i]) > (exactly ? 0.0f : 1e-4f)) return 0;
@@ -129,7 +129,8 @@ static void tables(const char *methods) {
     uint64_t needed = 0, held = 0;
     set(&search, "method", methods);
     set_number(&search, "random_seed", SEED);
-    // Each kind of call needs less memory than all kinds together. After the reservation, no call allocates more.
+    // Each kind of call needs less memory than all kinds together. After the reservation, no call allocates more
+    // memory.
     for (lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE; calls < ALL; calls <<= 1) {
         OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), calls, &held));
         OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, listed(&search), ALL, &needed));
@@ -185,7 +186,7 @@ static void same_table(const lgreco_table *one_table, const lgreco_table *other_
     }
 }
 
-// Device memory for rows. Guard bytes follow the workspace and the results, and no call may write them.
+// Device memory for rows. Guard bytes follow the workspace and the results. No call may overwrite the guard bytes.
 typedef struct {
     uint64_t workspace_bytes, results_bytes;
     uint8_t *workspace, *results;
@@ -219,8 +220,7 @@ static lgreco_status enqueue_rows(const rows_memory *memory, const Options *sear
                                     memory->results, memory->results_bytes);
 }
 
-// Rows that are enqueued in the caller's memory and read later give the same table as lgreco_cuda_measure, but no call
-// waits.
+// lgreco_cuda_enqueue_rows and lgreco_cuda_read_rows give the same table as lgreco_cuda_measure, but without waiting.
 static void rows_later(const char *methods) {
     Options search = OPTIONS;
     lgreco_table *expected = NULL, *found = NULL;
@@ -269,7 +269,7 @@ static void rows_later(const char *methods) {
     OK(lgreco_table_destroy(&expected));
 }
 
-// Tests wrong arguments of the calls for rows that are read later.
+// Tests wrong arguments of lgreco_cuda_rows_bytes, lgreco_cuda_enqueue_rows and lgreco_cuda_read_rows.
 static void arguments_of_rows(void) {
     Options search = OPTIONS;
     lgreco_table *table = NULL;
@@ -419,7 +419,7 @@ static void arguments(void) {
     CHECK(table == NULL);
 }
 
-// Tests which calls report a NaN in a gradient at once, and which report it later. Leaves the NaN in place.
+// Tests which calls report a NaN in a gradient at once, and which calls report the NaN later. Leaves the NaN in place.
 static void not_finite(void) {
     const lgreco_rng_stream stream_of = words(1, 0);
     const char *const setting = "topk 50", *const qsgd = "qsgd 4";
@@ -430,7 +430,7 @@ static void not_finite(void) {
     TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
     TEXT("layer `fc1`: element 5 is NaN", lgreco_message());
-    // Enqueuing rows does not report the NaN. Reading them does, as long as the gradient is unchanged.
+    // Enqueuing rows does not report the NaN. Reading the rows reports the NaN, as long as the gradient is unchanged.
     const rows_memory memory = memory_for_rows(NULL);
     OK(enqueue_rows(&memory, NULL));
     const copied copy = enqueue_copy(memory.results, memory.results_bytes);
@@ -494,7 +494,7 @@ static void failures_of_the_device(void) {
 }
 
 // There are no kernels for PowerSGD with ranks above 1024. Calls with device pointers refuse such ranks. Contexts use
-// the CPU for them. The values contain a NaN, which the CPU reports before it computes anything.
+// the CPU for such ranks. The values contain a NaN, which the CPU reports before it computes anything.
 static void large_ranks(void) {
     enum { SIDE = 2100 };
     static float square[SIDE * SIDE];
@@ -612,8 +612,8 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_get_residuals(cuda, bucket, rest, BUCKET));
     for (int i = 0; i < BUCKET; i++) CHECK(rest[i] == gradient[i] - mean[i]);
 
-    // A second bucket with 2 bits takes over the residuals of the first one with 4 bits, and then loads saved
-    // residuals.
+    // A second bucket with 2-bit QSGD takes over the residuals of the first bucket with 4-bit QSGD, and then loads
+    // saved residuals.
     settings[0] = (lgreco_setting){"qsgd 2"};
     OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), more, bytes, &other));
     STATUS(LGRECO_BUSY, lgreco_cuda_bucket_take_over(cuda, other, other));
@@ -694,7 +694,7 @@ static void outcomes_later(void) {
     OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, listed(&options), &needed));
     CHECK(needed <= BUCKET_ROOM);
     OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, listed(&options), bucket_memory[0], needed, &bucket));
-    // One value is not finite in the first of three steps, and one in the last.
+    // Three steps: the gradients of the first and the last step contain a value that is not finite.
     void *steps[3] = {bucket_values, on_device(NULL, 4 * BUCKET), on_device(NULL, 4 * BUCKET)};
     for (int s = 0; s < 3; s++) {
         fill(gradient, BUCKET, 20 + (uint32_t)s);
@@ -817,8 +817,8 @@ int main(int argc, char **argv) {
     OK(lgreco_cuda_destroy(&cuda));
     in_the_primary_context();
     if (driver.state != NULL) driver.state(after);
-    // The first six counts must be as before. They count allocations, contexts, streams, modules, pushed contexts, and
-    // page-locked memory with events.
+    // The first six counts must be the same as before the tests: allocations, contexts, streams, modules, pushed
+    // contexts, and page-locked memory with events.
     CHECK(memcmp(before, after, 6 * sizeof *before) == 0);
     return report("cuda");
 }

@@ -22,8 +22,8 @@ template <typename Call> static void throws(lgreco_status status, const char *te
     failures++;
 }
 
-// Reads results from copies without a wait: a table that equals `expected`, and the outcomes of two steps, the first of
-// which failed.
+// Reads results from host copies without waiting. The table must equal `expected`. Of the two steps, the first has
+// failed.
 static void later(lgreco::Cuda &cuda, const std::vector<lgreco_layer> &model, const lgreco::Table &expected,
                   const lgreco_setting &setting) {
     const lgreco::CudaRowsBytes room = cuda.rows_bytes(model);

@@ -1,5 +1,5 @@
-// Tests both ends of a pipeline cut. Each end receives what the other sends, and every word of a codec or memory has an
-// effect. Lost and repeated messages are detected, and a saved end continues bit for bit.
+// Tests both ends of a pipeline cut. Each end receives the messages of the other end, and every word of a codec or
+// memory has an effect. Lost and repeated messages are detected, and a saved end continues bit for bit.
 #include "check.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ static double error_of(const float *from) {
     return sum;
 }
 
-// The results of a number of steps.
+// The results of several steps.
 typedef struct {
     size_t forward_bytes, backward_bytes;
     double forward_error, backward_error;
@@ -205,7 +205,7 @@ static void lost_and_repeated_messages(void) {
                                                                 &length, &ticket));
     STATUS(LGRECO_OVERLAP, lgreco_cut_send_activations(ends.above, activations, LGRECO_DTYPE_F32, BATCH, NULL,
                                                        (uint8_t *)activations + 9, bound, &length, &ticket));
-    // Only the other end supports these calls.
+    // Calls for the upstream end are refused at the downstream end, and vice versa.
     STATUS(LGRECO_OTHER_END, lgreco_cut_send_activations(ends.below, activations, LGRECO_DTYPE_F32, BATCH, NULL, message,
                                                          bound, &length, &ticket));
     CHECK(lgreco_cut_receive(ends.above, message, length, received, VALUES, &ticket) != LGRECO_OK);
@@ -269,7 +269,7 @@ static void saved_ends(void) {
     destroy(&restored);
 }
 
-// A setting that is saved with the model shows before evaluation whether the model runs as it was trained.
+// Comparing a setting with the setting saved with the model shows whether evaluation matches training.
 static void saved_settings(void) {
     const lgreco_cut_setting trained = setting_of("topk 12", "residual gain 0.5 reset 7 int8", NULL);
     lgreco_compatibility found = 99;

@@ -1,4 +1,4 @@
-// The functions of the CUDA driver that tests use. They come from the library that lgreco loads too: a real driver, or
+// The functions of the CUDA driver that tests use. lgreco and the tests load the same library: a real driver, or
 // lgreco-cuda/simt/fake_driver.cpp.
 #ifndef DRIVER_H
 #define DRIVER_H
@@ -25,8 +25,8 @@ static struct {
     int (*record)(void *, void *);
     int (*wait)(void *);
     int (*forget)(void *);
-    // Only the fake driver has these two; otherwise they are NULL. They return the stream of the last call, and nine
-    // counts.
+    // `last_stream` returns the stream of the last call, and `state` returns nine counts. With a real driver, both are
+    // NULL.
     void *(*last_stream)(void);
     void (*state)(int *);
 } driver;
@@ -85,7 +85,7 @@ static void to_device(void *to, const void *from, size_t bytes) {
     CHECK(driver.to_device((uint64_t)(uintptr_t)to, from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
 }
 
-// Allocates `bytes` of device memory, and copies `from` to it if that is not NULL.
+// Allocates `bytes` of device memory. If `from` is not NULL, copies `from` to this memory.
 static void *on_device(const void *from, size_t bytes) {
     uint64_t address = 0;
     CHECK(driver.allocate(&address, bytes) == 0);
@@ -101,7 +101,7 @@ static void to_host(void *to, const void *from, size_t bytes) {
 // Frees device memory. The call waits for the device.
 static void give_back(void *memory) { CHECK(driver.give_back((uint64_t)(uintptr_t)memory) == 0); }
 
-// An enqueued copy from device memory to page-locked memory, which holds 0xee until the copy arrives. `event` follows
+// An enqueued copy from device memory to page-locked memory. All bytes are 0xee until the copy arrives. `event` follows
 // the copy in the stream.
 typedef struct {
     uint8_t *bytes;
@@ -109,7 +109,7 @@ typedef struct {
     void *event;
 } copied;
 
-// Enqueues a copy, and does not wait for it.
+// Enqueues a copy without waiting for its end.
 static copied enqueue_copy(const void *from, size_t bytes) {
     copied copy = {NULL, bytes, NULL};
     void *memory = NULL;
@@ -121,22 +121,22 @@ static copied enqueue_copy(const void *from, size_t bytes) {
     return copy;
 }
 
-// Whether the copy has not arrived yet. The fake driver does enqueued work only when a call waits for it. With a GPU
-// the result is always 1.
+// Whether the copy has not arrived yet. The fake driver does enqueued work only when a call waits for that work. With a
+// GPU the result is always 1.
 static int is_on_its_way(const copied *copy) {
     for (size_t i = 0; i < copy->length && driver.state != NULL; i++)
         if (copy->bytes[i] != 0xee) return 0;
     return 1;
 }
 
-// Waits for the copy alone.
+// Waits for this copy only.
 static void wait_for(const copied *copy) { CHECK(driver.wait(copy->event) == 0); }
 
 static void let_go(const copied *copy) {
     CHECK(driver.unlock(copy->bytes) == 0 && driver.forget(copy->event) == 0);
 }
 
-// Whether the fake driver has counted launches since `before`, but no wait, allocation, or upload of pageable memory.
+// Whether the fake driver has counted launches since `before`, but no waits, allocations or uploads of pageable memory.
 // With a GPU the result is always 1.
 static int only_launched(const int *before) {
     int now[NUMBERS] = {0};

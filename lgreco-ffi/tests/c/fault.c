@@ -10,7 +10,7 @@ enum { ELEMENTS = 4096 };
 static uint8_t payload[16 + 4 * ELEMENTS];
 static size_t length;
 static float decoded[ELEMENTS];
-// The sanitizer does not distinguish a thread from one that ended before it began. So both threads wait until both
+// If one thread ended before the other began, the sanitizer would not see a race. So each thread waits until both
 // exist.
 static pthread_barrier_t both_are_there;
 
@@ -25,7 +25,7 @@ static lgreco_compressor *new_compressor(void) {
     return compressor;
 }
 
-// Makes only decoding calls. Allocations would order the threads, and the sanitizer would not see the race.
+// Makes only decoding calls. Allocations would synchronise the threads, and the sanitizer would not see the race.
 static void *decode(void *compressor) {
     pthread_barrier_wait(&both_are_there);
     for (int i = 0; i < 100; i++) OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS));

@@ -1,5 +1,5 @@
-// A group of workers that are threads of one process, and its collective. If one worker's callback fails, the callbacks
-// of the other workers fail too.
+// A group of workers, which are threads of one process, and the group's collectives. If one worker's callback fails,
+// the callbacks of the other workers fail too.
 #ifndef GROUP_H
 #define GROUP_H
 
@@ -30,7 +30,7 @@ typedef struct Member {
     uint32_t missing;  // a bit for each kind of request that is unsupported
 } Member;
 
-// Waits for all workers; nonzero when one of them has given up.
+// Waits for all workers. Returns a nonzero code if a worker has failed.
 static inline int meet(Group *group) {
     pthread_mutex_lock(&group->lock);
     const uint64_t round = group->round;
@@ -130,7 +130,7 @@ static inline int32_t reduce_scatter_sum(Member *member, const uint64_t *lens, f
     if (all != count) return BROKEN;
     group->from[member->rank] = values;
     if ((code = meet(group))) return code;
-    // No other worker reads this part of any buffer, so it may be overwritten at once.
+    // No other worker reads this part of any buffer, so the part may be overwritten at once.
     for (size_t i = before; i < before + lens[member->rank]; i++) {
         float sum = 0;
         for (uint32_t rank = 0; rank < group->workers; rank++) sum += ((const float *)group->from[rank])[i];
@@ -146,7 +146,7 @@ static inline float widened(uint16_t half) {
     return value;
 }
 
-// Sums in f32, rounded once, to nearest and ties to even.
+// Sums in f32, and rounds each sum once, to nearest and ties to even.
 static inline int32_t all_reduce_sum_bf16(Member *member, uint16_t *values, size_t count) {
     float *const sums = calloc(count + 1, sizeof *sums);
     for (size_t i = 0; i < count; i++) sums[i] = widened(values[i]);
@@ -200,7 +200,7 @@ static inline void end_group(Group *group) {
     pthread_cond_destroy(&group->changed);
 }
 
-// Runs `work` with one Member per thread. `members` may state which of their calls must fail.
+// Runs `work` on one thread per member. A member may state which of its calls must fail.
 static inline void run_group(uint32_t workers, Member *members, void *(*work)(void *)) {
     Group group;
     pthread_t threads[WORKERS_MAX];

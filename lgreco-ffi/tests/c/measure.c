@@ -37,7 +37,7 @@ static double squared_error(const lgreco_layer *layer, const char *setting,
     return sum;
 }
 
-// The errors of a row equal those of encoding and decoding. One list has settings of all methods.
+// Measured errors equal the errors of encoding and decoding. One list has settings of all methods.
 static void rows(const float *values) {
     enum { COUNT = 19 };
     static const lgreco_setting settings[COUNT] = {
@@ -59,7 +59,7 @@ static void rows(const float *values) {
         const double found = squared_error(&one, settings[i].text, 3, &bits);
         CHECK(fabs(errors[i] - found) <= 1e-4 * found && sizes[i] == bits);
     }
-    // Sparsifiers that send more values have a smaller error. Bins and groups have an effect.
+    // Sparsifiers that send more values have a smaller error. AdaComp's bins and LoCo's groups have an effect.
     for (int i = 9; i < 15; i += 2) CHECK(errors[i] > errors[i + 1] && sizes[i] < sizes[i + 1]);
     for (int i = 15; i < COUNT; i += 2) CHECK(errors[i] != errors[i + 1] && sizes[i] < sizes[i + 1]);
     CHECK(errors[0] > errors[1] && errors[3] > errors[4] && errors[6] > errors[7] && errors[8] == 0);
@@ -78,7 +78,8 @@ static void rows(const float *values) {
 }
 
 static void element_types(const float *values) {
-    // The same numbers in bf16 and in f32, without rounding, so their rows must be equal.
+    // The two gradients have the same numbers in bf16 and in f32, without rounding. So the measured errors must be
+    // equal.
     static uint16_t narrow[ELEMENTS];
     static float wide[ELEMENTS];
     for (int i = 0; i < ELEMENTS; i++) {
@@ -95,7 +96,7 @@ static void element_types(const float *values) {
     OK(lgreco_measure(NULL, &a, &setting, 1, 0, 0, &x, NULL));
     OK(lgreco_measure(NULL, &b, &setting, 1, 0, 0, &y, NULL));
     CHECK(x == y && x > 0);
-    // The same bits are other numbers in f16.
+    // In f16, the same bits have other values.
     for (int i = 0; i < ELEMENTS; i++) narrow[i] = (uint16_t)(0x3c00 | (i % 1024));
     b.dtype = LGRECO_DTYPE_F16;
     for (int i = 0; i < ELEMENTS; i++) wide[i] = 1.0f + (float)(i % 1024) / 1024;
@@ -115,8 +116,8 @@ static void tables(float *values) {
     lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
     lgreco_plan *plan = NULL;
     lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
-    // By default, plans choose among EDEN, TopK and PowerSGD. They have the least error in the size of uniform EDEN
-    // with 3 bits.
+    // By default, plans choose among EDEN, TopK and PowerSGD. Default plans have the least error within the size of
+    // uniform EDEN with 3 bits.
     OK(lgreco_table_measure(NULL, model, 3, NULL, &table));
     OK(lgreco_table_get(table, &view));
     CHECK(view.ends[0] > 100 && strcmp(view.metric, "squared-l2") == 0);
@@ -136,7 +137,7 @@ static void tables(float *values) {
     CHECK(strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[view.defaults[0]], "qsgd 4") == 0);
     CHECK(view.ends[0] == 7 && view.elements[0] == ELEMENTS && strcmp(view.metric, "squared-l2") == 0);
 
-    // The table's errors and sizes are those of the settings behind its options.
+    // The error and size of each option equal the measured error and size of the option's setting.
     lgreco_setting setting;
     double error = 0;
     uint64_t bits = 0;
@@ -153,7 +154,7 @@ static void tables(float *values) {
     STATUS(LGRECO_LENGTH, lgreco_table_setting(table, 2, 0, &setting));
     TEXT("layer is 2, expected an index below 2", lgreco_message());
 
-    // A plan within the error of the uniform setting is smaller than that setting.
+    // The plan within the uniform setting's error is smaller than the uniform setting.
     Options within = OPTIONS;
     set(&within, "budget", "error");
     OK(lgreco_plan_solve(&view, listed(&within), &plan));

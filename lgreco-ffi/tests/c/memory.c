@@ -1,6 +1,6 @@
-// A controller allocates little beside the trainer's gradients, and lgreco_controller_memory reports the amount before
-// training begins. The argument is the model's number of rows of 512 values, in thousands; the default is 5. With 242,
-// the model has 124 million parameters.
+// Tests how much memory a controller allocates, and that lgreco_controller_memory reports the amount before training
+// begins. The argument is the model's number of rows of 512 values, in thousands; the default is 5. With 242, the model
+// has 124 million parameters.
 #include "check.h"
 
 #include <malloc.h>
@@ -8,7 +8,7 @@
 
 enum { COLUMNS = 512, LAYERS = 25, STEPS = 6 };
 
-// This allocator counts. It calls glibc's functions by their internal names.
+// This allocator counts. The counting allocator calls glibc's functions by their internal names.
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *old, size_t size);
@@ -105,7 +105,7 @@ static void takes(const char *methods, const char *storage, double allowed) {
         step(controller, s);
     }
     const double gradient_bytes = 4.0 * (double)elements, taken = (double)(most - before) / gradient_bytes;
-    // This rank measures. It frees the stored gradients of a decision when the decision is made.
+    // This rank measures. A measuring rank frees the stored gradients of a decision when the decision is made.
     CHECK((double)(until_plan - before) / gradient_bytes <= allowed + 1 && use.window == 4 * elements);
     const double foretold = (double)(use.residuals + use.undo + use.factors + use.exchange) / gradient_bytes;
     printf("%s, storage %s: %.2f times the gradients, %.2f foretold, %.2f allowed\n", methods, storage, taken,

@@ -1,5 +1,5 @@
-// Tests what the contract promises about callers' mistakes: NULL pointers, misaligned and overlapping buffers, wrong
-// handles, unknown constants, structs of other versions, and panics. Every exported function is called here.
+// Tests that calls refuse callers' mistakes: NULL pointers, misaligned and overlapping buffers, wrong handles, unknown
+// constants, and structs of other versions. Also tests panics. This file calls every exported function.
 #include "check.h"
 
 enum { ELEMENTS = 8 };
@@ -335,7 +335,7 @@ static void null_pointers(void) {
     NULL_(lgreco_cut_remembered_samples(above, NULL, 1, &room));
     NULL_(lgreco_cut_remembered_samples(above, ids, 1, NULL));
 
-    // Only a GPU gives these handles, so they are NULL here. cuda.c tests the other pointers of these calls.
+    // CUDA handles need a GPU, so this file passes NULL. cuda.c tests the other pointers of the CUDA calls.
     lgreco_rng_stream words = {0, 0, 0, 0};
     NULL_(lgreco_cuda_held_bytes(NULL, &steps));
     NULL_(lgreco_cuda_synchronize(NULL));
@@ -369,7 +369,7 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_bucket_set_residuals(NULL, no_bucket_there, floats, ELEMENTS));
     NULL_(lgreco_cuda_bucket_take_over(NULL, no_bucket_there, no_bucket_there));
 
-    // Destroying nothing is allowed, and texts are never NULL.
+    // A destroy call accepts NULL, and calls never return NULL as a text.
     OK(lgreco_cuda_bucket_destroy(NULL));
     OK(lgreco_context_destroy(NULL));
     OK(lgreco_table_destroy(NULL));
@@ -384,7 +384,7 @@ static void null_pointers(void) {
     STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS));
 }
 
-// After any failure of a call that creates a handle, its output is NULL.
+// If a call fails to create a handle, the caller's handle pointer becomes NULL.
 static void handle_outputs(void) {
     lgreco_table *no_table = (lgreco_table *)bytes;
     lgreco_plan *no_plan = (lgreco_plan *)bytes;
@@ -471,7 +471,7 @@ static void wrong_handles(void) {
 
 static void sizes_of_structs(void) {
     lgreco_table *made = NULL;
-    // These structs are not initialised: struct_size is 0.
+    // The structs are not initialised: struct_size is 0.
     lgreco_table_view no_view;
     lgreco_plan_view no_plan;
     lgreco_layer no_layer;
@@ -514,7 +514,7 @@ static void sizes_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load_parts(controller, NULL, NULL, 0, NULL, NULL, 0, &no_loaded));
 
-    // Passes a struct that is larger than the library's.
+    // Passes a struct that is larger than the library's struct.
     struct {
         lgreco_layer known;
         uint64_t more;
@@ -533,7 +533,7 @@ static void sizes_of_structs(void) {
     OK(lgreco_plan_get(plan, &to_fill.known));
     CHECK(to_fill.guard == 7 && to_fill.known.struct_size == LGRECO_SIZE_OF(lgreco_plan_view));
 
-    // Acts like a program that was compiled with another header, whose structs have the same sizes.
+    // Acts like a program that was compiled with headers of another revision, in which structs have the same sizes.
     lgreco_collective older = collective;
     older.struct_size -= (size_t)1 << 16;
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &older, &layer, 1, NULL, NULL, &no_controller));

@@ -1,4 +1,4 @@
-// A model of three layers, its gradients, and a controller of it.
+// A model of three layers, the model's gradients, and its controller.
 #ifndef MODEL_H
 #define MODEL_H
 

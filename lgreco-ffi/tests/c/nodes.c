@@ -1,5 +1,5 @@
 // Two nodes of two workers. Blocking steps and buckets in flight give all ranks the same results, and failures reach
-// all ranks. Runs continue from saved states, also without nodes.
+// all ranks. Runs continue from saved states, even without nodes.
 #include "model.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static Model *means[WORKERS][STEPS];
 static uint8_t *saved[WORKERS];
 static size_t saved_len[WORKERS];
 
-// Takes a step with one bucket per layer, all in flight at the same time.
+// Takes a step with one bucket per layer, with all buckets in flight at the same time.
 static lgreco_report overlapped(lgreco_controller *controller, Member *member, Model *model) {
     lgreco_bucket *buckets[LAYERS] = {NULL};
     lgreco_request request = LGRECO_REQUEST_INIT;
@@ -105,7 +105,7 @@ static void *train(void *argument) {
     return NULL;
 }
 
-// Warm-up steps are exact up to rounding.
+// In warm-up steps, the means are exact up to rounding.
 static void all_ranks_have_the_means(void) {
     Member members[WORKERS] = {{0}};
     run_nodes(WORKERS, PER_NODE, members, train);
@@ -127,7 +127,8 @@ static void all_ranks_have_the_means(void) {
         for (uint32_t s = 0; s < STEPS; s++) free(means[rank][s]);
 }
 
-// Rank 3 passes NULL for its second gradient at one step and a NaN at another, and reports a failure in buckets.
+// Rank 3 passes NULL for its second gradient at step 1, and a NaN at step 5. All ranks then fail, and the next step
+// works.
 static void *wrong_on_one_rank(void *argument) {
     Member *const member = argument;
     const int is_wrong = member->rank == 3;
@@ -155,7 +156,7 @@ static void *wrong_on_one_rank(void *argument) {
     return NULL;
 }
 
-// Continues with two workers without nodes. Each worker loads the states of one node.
+// Continues with two workers that form no nodes. Each worker loads the states of one former node.
 static void *without_nodes(void *argument) {
     Member *const member = argument;
     Options options = base();

@@ -19,7 +19,7 @@ static lgreco_table_view table(void) {
     return table;
 }
 
-// The plan's size, or 0 if there is none.
+// Returns the size of the solved plan, or 0 if solving fails.
 static uint64_t size(const lgreco_table_view *table, const Options *options) {
     lgreco_plan *plan = NULL;
     lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
@@ -48,7 +48,7 @@ static void solving(void) {
     OK(lgreco_plan_get(smallest, &least));
     CHECK(least.size == 70 && least.lower_bound == 70 && least.proven == 1 && least.error == 3.0 && least.budget == 3.0);
     OK(lgreco_plan_destroy(&smallest));
-    // A view has pointers into the plan, not into the table that it was made from.
+    // A plan view points into the plan, not into the table of the plan.
     CHECK(view.options != DEFAULTS);
     OK(lgreco_plan_destroy(&plan));
     CHECK(plan == NULL);
@@ -73,8 +73,8 @@ static void every_option_counts(void) {
     set(&options, "alpha", "2.0");
     CHECK(size(&given, &options) == 70);
 
-    // A third of the budget is not a whole number of cells if the grid has ten. Algorithm 1 rounds up and finds a
-    // larger plan, unless the uniform setting bounds it.
+    // With ten cells, a third of the budget is not a whole number of cells. Algorithm 1 rounds errors up and finds a
+    // larger plan, unless the uniform setting is smaller.
     lgreco_choice thirds[6];
     const size_t ends[] = {2, 4, 6};
     const uint32_t smallest[] = {1, 1, 1};
@@ -96,7 +96,7 @@ static void every_option_counts(void) {
     coarse.defaults = smallest;
     CHECK(size(&coarse, &dp) == 150);
 
-    // Without states there is no search, and the plan stays unproved unless the relaxation proves it.
+    // With `states` 0 the solver does not search. The plan stays unproved unless the relaxed problem proves it.
     lgreco_choice hard[60];
     size_t thirty[30];
     uint32_t seed = 1;
@@ -175,7 +175,7 @@ static void constraints(void) {
     lgreco_choice choices[6];
     const size_t ends[] = {2, 4, 6};
     const double budget = 5.0;
-    // The third layer has the largest errors, and the second is the largest layer.
+    // The third layer has the largest errors, and the second layer is the largest.
     for (int i = 0; i < 6; i++) {
         const double errors[] = {1, 2, 4};
         choices[i].size = (i / 2 == 1 ? 200 : 100) / (i % 2 ? 2 : 1);
@@ -208,7 +208,7 @@ static void constraints(void) {
     CHECK(chosen.options[0] == 1 && chosen.options[1] == 0 && chosen.options[2] == 1 && chosen.size == 300);
     lgreco_plan_destroy(&plan);
 
-    // A table keeps groups and fixed options, also in files.
+    // A table keeps groups and fixed options, even in files.
     char json[2000];
     size_t length = 0;
     lgreco_table *table = NULL, *read = NULL;
@@ -255,8 +255,8 @@ static void constraints(void) {
     OK(lgreco_plan_check(&view, &broken));
 }
 
-// The solver `paper` means Algorithm 1 within the error of the uniform setting. By default, the limit is that setting's
-// size.
+// The solver `paper` means Algorithm 1 within the error of the uniform setting. By default, the limit is the uniform
+// setting's size.
 static void paper(void) {
     Options algorithm = OPTIONS;
     set(&algorithm, "solver", "paper");
@@ -284,8 +284,8 @@ static void solvers(void) {
         lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
         OK(lgreco_plan_solve(&given, listed(&options), &plan));
         OK(lgreco_plan_get(plan, &view));
-        // The dynamic program alone finds 100 bits. But no plan is larger than the uniform setting if that is within
-        // the budget.
+        // The dynamic program finds a plan of 100 bits. The call returns the uniform setting instead, because it is
+        // within the budget and smaller.
         CHECK(view.size == 70 && view.options[0] < 3 && view.options[1] < 2);
         CHECK(strcmp(view.solver, names[solver]) == 0);
         OK(lgreco_plan_check(&given, &view));
@@ -437,7 +437,7 @@ static void tables_and_files(void) {
     CHECK(strcmp(bare.names[1], "1") == 0 && strcmp(bare.labels[4], "1") == 0 && strcmp(bare.metric, "") == 0);
     CHECK(bare.defaults == NULL && bare.budget == NULL && bare.elements[0] == 0 && bare.uncompressed_sizes[0] == 0);
 
-    // A plan that is written and read again stays the same. A plan's file fits only the plan's table.
+    // A plan that is written and read again stays the same. A plan file fits only the table of its plan.
     lgreco_plan *plan = NULL, *loaded = NULL;
     lgreco_plan_view one = LGRECO_PLAN_VIEW_INIT, two = LGRECO_PLAN_VIEW_INIT;
     OK(lgreco_plan_solve(&view, NULL, &plan));

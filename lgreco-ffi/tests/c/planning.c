@@ -1,6 +1,6 @@
 // A separate thread makes plans while steps are taken. The results are the same bit for bit as without this thread, and
 // no step waits for a late plan. Also tests tasks that are destroyed or fail, settings that the caller changes, and
-// states in parts.
+// saved states in parts.
 #include "model.h"
 
 enum { STEPS = 12 };
@@ -38,7 +38,8 @@ static void in_parts(lgreco_controller *controller, lgreco_controller *other, in
     OK(lgreco_controller_load_parts(other, parts, lens, LAYERS + 1, parts, lens, LAYERS + 1, &loaded));
     CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
     CHECK(same_state(controller, other));
-    // Loads without the part that belongs to no layer, which is last here, and then without the last layer.
+    // First loads without the part that belongs to no layer, which is the last part in the array. Then loads without
+    // the last layer.
     STATUS(LGRECO_SAVED_STATE, lgreco_controller_load_parts(other, parts, lens, LAYERS, NULL, NULL, 0, NULL));
     OK(lgreco_controller_load_parts(other, parts + 1, lens + 1, LAYERS, parts, lens, LAYERS, &loaded));
     CHECK(loaded.missing_len == 1 && strcmp(loaded.missing[0], names[LAYERS - 1]) == 0);
@@ -50,7 +51,7 @@ static void in_parts(lgreco_controller *controller, lgreco_controller *other, in
     for (size_t p = 0; p <= LAYERS; p++) free((void *)(uintptr_t)parts[p]);
 }
 
-// Decisions are due at steps 4 and 9. They use the gradients up to steps 1 and 6.
+// Decisions are due at steps 4 and 9. The decisions use the gradients up to steps 1 and 6.
 static void *planning(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model), *const expected = malloc(sizeof *expected);
@@ -98,7 +99,7 @@ static void *planning(void *argument) {
 }
 
 // No plan is within the budget. The task fails, and then the step fails on all ranks. The measuring rank gets the
-// task's code, and the others get LGRECO_PEER.
+// task's code, and the other ranks get LGRECO_PEER.
 static void *infeasible(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);
@@ -120,8 +121,8 @@ static void *infeasible(void *argument) {
     gradients(model, member->rank, 4);
     STATUS(measures ? LGRECO_INFEASIBLE : LGRECO_PEER,
            lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL));
-    // The task can be taken again. Meanwhile steps do not wait for the task, and it can be run even after the
-    // controller is destroyed.
+    // The task can be taken again. Steps do not wait for the task. The task can be run even after the controller is
+    // destroyed.
     OK(lgreco_controller_take_plan_task(controller, &task));
     CHECK((task != NULL) == measures && take_step(controller, member, model).switched == 0);
     OK(lgreco_controller_destroy(&controller));

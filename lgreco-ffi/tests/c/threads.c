@@ -1,5 +1,5 @@
-// Several threads with different handles give the same results as one thread, and all may read one plan. Two calls at
-// the same time on one handle are detected.
+// Several threads with different handles give the same results as one thread. All threads may read the same plan. Two
+// calls at the same time on one handle are detected.
 #include "check.h"
 
 #include <pthread.h>
@@ -43,7 +43,7 @@ static void *work(void *argument) {
 
         lgreco_plan_view plan = LGRECO_PLAN_VIEW_INIT;
         if (lgreco_plan_get(shared_plan, &plan) != LGRECO_OK || plan.size != 100) worker->hash = 0;
-        // All threads use one handle. Each call is done completely or refused.
+        // All threads use one handle. Each call succeeds, or is refused with LGRECO_BUSY.
         for (int i = 0; i < 200; i++) {
             const lgreco_status status = lgreco_compressor_bound(shared_compressor, &bytes);
             worker->busy += status == LGRECO_BUSY;

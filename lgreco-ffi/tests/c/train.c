@@ -154,9 +154,9 @@ static void policies(void) {
     const Run two = with(options, 2);
     TEXT("topk ", two.settings[0].text);
 
-    // Layers 0 and 2 are in the last of three size classes. The last number of the option
-    // is the steps of training, which two phases divide. With 24, the last decision is in the first phase; with 2, in
-    // the second.
+    // Layers 0 and 2 are in the last of three size classes. The last number of the option `legacy` is the number of
+    // training steps, which the two phases share equally. With 24 steps, the last decision is in the first phase; with
+    // 2 steps, in the second phase.
     set(&options, "policy", "legacy");
     set(&options, "legacy", "16,17; 0.5,0.4,0.3; 0.2,0.1,0.02; 24");
     const Run first = with(options, 2);
@@ -171,7 +171,7 @@ static void policies(void) {
     options.fixed = fixed;
     const Run chosen = with(options, 2);
     CHECK(says(&chosen.settings[0], "powersgd 3") && says(&chosen.settings[2], "qsgd 6"));
-    // Plans do not choose these methods. Every rank has the same means under them.
+    // The caller must choose the following methods, because plans do not choose them. Every rank has the same means.
     const lgreco_setting others[] = {
         {"clt-k 60"}, {"hard-threshold 0.9"}, {"sidco 0.03 gamma-pareto stages 2"}, {"adacomp 64"}, {"loco 128"}};
     uint64_t before = chosen.hash[0];
@@ -304,7 +304,7 @@ static void options_count(void) {
     set(&options, "route", "scatter_reduce");
     CHECK(with(options, 3).hash[0] != with(base(), 3).hash[0]);
 
-    // By the library's own clock, threads exchange small layers faster than they compress them.
+    // With the objective seconds, the library measures time with its own clock.
     options = base();
     set(&options, "method", NULL);
     set(&options, "default", NULL);
@@ -334,7 +334,7 @@ static void non_finite_gradients(void) {
     CHECK(run.failed[0] == LGRECO_OK && run.outcome[0] == LGRECO_OUTCOME_PASSED_THROUGH);
 }
 
-// In each run, another collective of rank 1 fails. The step ends on both ranks, and neither waits forever.
+// In each run, a different collective of rank 1 fails. The step ends on both ranks, and no rank waits forever.
 static void callbacks_that_fail(void) {
     Run run = {.options = base(), .nan_rank = -1};
     Member members[WORKERS_MAX] = {{0}};
@@ -352,7 +352,7 @@ static void callbacks_that_fail(void) {
     }
 }
 
-// Rank 0 fails between PowerSGD's two all-reduces. The second all-reduce informs the other ranks which rank failed.
+// Rank 0 fails between PowerSGD's two all-reduces. In the second all-reduce, the other ranks learn which rank failed.
 static void a_factor_that_overflows(void) {
     const lgreco_setting fixed[LAYERS] = {{"powersgd 1"}, {"dense"}, {"dense"}};
     Run run = {.options = base(), .nan_rank = -1, .huge_step = 3};
@@ -366,8 +366,8 @@ static void a_factor_that_overflows(void) {
     TEXT("rank 0 failed with error code 5", run.message[2]);
 }
 
-// Takes six steps with a single worker, and returns the first failure or LGRECO_OK. Some kinds of collectives are
-// unsupported unless the arguments include them.
+// Takes six steps with a single worker, and returns the first failure or LGRECO_OK. Supports all-gathers with different
+// lengths and all-to-alls only if the arguments say so.
 static lgreco_status alone_with(Options options, int all_gather_each_too, int all_to_all_too) {
     Group group;
     Model *const model = malloc(sizeof *model);
@@ -524,7 +524,7 @@ static void saved_states(void) {
 
 static lgreco_controller *inner;
 
-// A callback that uses the controller whose call is under way.
+// A callback that uses the controller during that controller's call.
 static int32_t reenter(void *user, const lgreco_request *request) {
     uint64_t steps, non_finite;
     lgreco_controller *copy = inner;
@@ -624,7 +624,7 @@ static void misuse(void) {
     end_group(&alone);
 }
 
-// Both ranks learn of a mistake of rank 1 in the same step, and the next step works.
+// Rank 1 makes mistakes. Both ranks learn of each mistake in the same step, and the next step works.
 static void *wrong_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);

@@ -1,5 +1,5 @@
-// Tests lgreco.hpp, lgreco_train.hpp and lgreco_pipeline.hpp. Handles can be moved and free themselves, and failures
-// are exceptions with code and message.
+// Tests lgreco.hpp, lgreco_train.hpp and lgreco_pipeline.hpp. Handle objects can be moved, destructors free handles,
+// and failures are exceptions with code and message.
 #include <lgreco_pipeline.hpp>
 #include <lgreco_train.hpp>
 
@@ -37,7 +37,7 @@ template <typename Call> static void throws(lgreco_status status, const std::str
     failures++;
 }
 
-// A collective of a single worker, which fails while `broken` is set.
+// The collectives of a single worker. All-gathers fail while `broken` is set.
 class Alone : public lgreco::Collective {
 public:
     bool broken = false;
@@ -179,8 +179,8 @@ static void buckets() {
     controller.reset();
 }
 
-// A task that runs on another thread while steps are taken makes the same decision as the step itself. Also tests
-// settings that the caller gives.
+// A plan task on another thread makes the same decision as a step that plans itself. Also tests settings that the
+// caller gives.
 static void plan_tasks() {
     Alone alone;
     const std::vector<std::size_t> dims{64, 48};
@@ -256,7 +256,7 @@ static void cuts() {
     throws(LGRECO_OTHER_END, "LGRECO_OTHER_END: ", [&] { below.send_activations(activations.data(), 2, ids, message); });
 }
 
-// Layers keep their names and dims, also when they are moved.
+// A Layers object keeps its names and dims when it is moved.
 static void layers() {
     lgreco::Layers added;
     std::vector<float> values(6);
@@ -341,7 +341,7 @@ int main() {
         std::string setting = table.setting(layer, plan.view().options[layer]).text;
         lgreco_layer any = model[layer];
         any.values = nullptr;
-        // The compressor judges QSGD without these values, and refuses settings with fewer bits.
+        // lgreco_feedback_check without values decides like the compressor, which refuses QSGD with too few bits.
         if (lgreco_feedback_check(&any, setting.c_str(), options.list().data()) != LGRECO_OK) setting = "qsgd 4";
         compressors.emplace_back(model[layer], setting, options);
     }

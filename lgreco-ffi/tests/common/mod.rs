@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::{CString, c_char};
 use std::ptr::null;
 
-/// The system's allocator. It counts the allocations of each thread.
+/// The system's allocator. The allocator counts the allocations of each thread.
 struct Counting;
 
 thread_local! {
@@ -24,7 +24,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the memory is as long as its layout, and is freed only afterwards.
+        // SAFETY: the memory has the size of its layout, and is still allocated.
         let tagged = layout.size() > 8 && unsafe { pointer.cast::<[u8; 8]>().read_volatile() } == *b"lgcontrl";
         FREED_TAGS.with(|count| count.set(count.get() + u64::from(tagged)));
         // SAFETY: the caller meets the safety requirements of this function.
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of this thread during `call`.
+/// Returns the number of allocations of this thread during `call`.
 #[allow(dead_code, reason = "not every test needs it")]
 pub fn allocations(call: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
@@ -49,7 +49,7 @@ pub fn freed_tags() -> u64 {
     FREED_TAGS.get()
 }
 
-/// The setting as the library writes it.
+/// Returns the setting in the form in which the library writes it.
 #[allow(dead_code, reason = "not every test needs it")]
 pub fn setting(text: &str) -> lgreco_setting {
     text.parse::<Setting>().unwrap().into()

@@ -1,6 +1,6 @@
 //! Makes the C headers from their templates, `headers/*.h.in`. A line `@NAME@` becomes the declaration of that name
 //! with its comment, as cbindgen writes it from the source. A type with constants becomes a C enum. `@options NAME@`
-//! becomes the list of options in that table, and `@version@` the macros of the version.
+//! becomes the options in the table NAME. `@version@` becomes the version macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 pub const HEADERS: [&str; 4] = ["lgreco.h", "lgreco_train.h", "lgreco_cuda.h", "lgreco_pipeline.h"];
 
-/// Types whose constants are flags, which programs add up. A sum of an enum's constants is not of the enum's type in C++,
-/// so the type stays an integer, with an enum of constants beside it.
+/// Types whose constants are flags, which programs add up. In C++, a sum of enum constants does not have the enum's
+/// type. So a flags type stays an integer, with a separate enum for the constants.
 const FLAGS: [&str; 1] = ["lgreco_cuda_calls"];
 const WIDTH: usize = 128;
 
@@ -45,7 +45,7 @@ impl Item {
     }
 }
 
-/// The declarations that cbindgen makes from the source, by name.
+/// Returns the declarations that cbindgen makes from the source, by name.
 fn items(folder: &Path) -> BTreeMap<String, Item> {
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut header = Vec::new();
@@ -79,7 +79,7 @@ fn constants(folder: &Path, of: &mut BTreeMap<String, Vec<String>>) {
     }
 }
 
-/// The type's comment with its constants as a C enum.
+/// Returns the type's comment, followed by the type's constants as a C enum.
 fn with_constants(item: &Item, constants: &[&Item]) -> String {
     let name = item.name();
     let mut text: String = item.comment.iter().map(|line| format!("{line}\n")).collect();
@@ -126,8 +126,8 @@ fn version() -> String {
         + &format!("#define LGRECO_VERSION {:?}\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// All headers, with their names. Each declaration is in exactly one of them, and each table of options in at least
-/// one.
+/// Returns all headers with their names. Each declaration is in exactly one header, and each table of options in at
+/// least one header.
 pub fn headers(folder: &Path) -> Vec<(&'static str, String)> {
     let items = items(folder);
     let mut of = BTreeMap::new();
