@@ -1,5 +1,5 @@
-// Two workers train on different gradients. They measure and plan, and then compress every step with error feedback.
-// The mean gradient is the mean of the decoded payloads. Halfway, one worker continues from a saved state.
+// Two workers train on different gradients. The workers measure and plan once, and then compress every step with error
+// feedback. The mean gradient is the mean of the decoded payloads. Halfway, one worker continues from a saved state.
 #include <inttypes.h>
 #include <lgreco_train.h>
 #include <math.h>

@@ -1,6 +1,7 @@
 // The model of the trainers: a multilayer perceptron with a hand-written backward pass, on 8 x 8 images of digits.
 //
-// A file of digits has, per image, 64 bytes of pixels (rows from the top, 0 to 16) and one byte of label (0 to 9).
+// For each image, the data file has 64 bytes of pixels and one byte of label. Pixels are 0 to 16, in rows from the top,
+// and labels are 0 to 9.
 #ifndef LGRECO_EXAMPLES_DIGITS_HPP
 #define LGRECO_EXAMPLES_DIGITS_HPP
 

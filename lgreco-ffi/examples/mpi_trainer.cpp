@@ -2,10 +2,10 @@
 //
 //   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--nodes[=RANKS]] [--overlap] [--time] [DIGITS]
 //
-// The program trains the same network under every scheme of schemes.hpp. It prints loss and accuracy on held-out
-// images, and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters, or if the
-// loss does not fall. The exit code is also 1 if L-GreCo sends more bytes than the uniform setting, from which its
-// error budget is derived.
+// The program trains the same network under every scheme of schemes.hpp. The program prints loss and accuracy on
+// held-out images, and the bytes that a rank sent per step. The exit code is 1 if ranks end with different parameters,
+// or if the loss does not fall. The exit code is also 1 if L-GreCo sends more bytes than the uniform setting, from
+// which its error budget is derived.
 //
 // With --overlap, the exchange of each tensor starts as soon as the backward pass has the tensor's gradient. The
 // collectives are non-blocking. Every scheme is then trained a second time by blocking calls. The exit code is also 1

@@ -7,9 +7,9 @@
 // step waits for the GPU only at its end. The host reads a step's outcome when it enqueues the next step. The network
 // itself is computed on the host, because the example has no kernels for it.
 //
-// The program trains under several settings. It prints loss and accuracy on held-out images, and the bytes that a rank
-// sent per step. The exit code is 1 if ranks end with different parameters, if the loss does not fall, or if a step has
-// failed.
+// The program trains under several settings. The program prints loss and accuracy on held-out images, and the bytes
+// that a rank sent per step. The exit code is 1 if ranks end with different parameters, if the loss does not fall, or
+// if a step has failed.
 #include "digits.hpp"
 #include "mpi_collective.hpp"
 #include "nccl.hpp"
@@ -118,7 +118,7 @@ private:
         Event there = nullptr;
     };
 
-    // Enqueues the copy of this step's outcome. Then reads the previous step's outcome, without waiting for this step.
+    // Enqueues the copy of this step's outcome. Reads the previous step's outcome, without waiting for this step.
     void tell() {
         const Told &now = told_[steps_ % 2];
         driver_.download(now.copy, outcome_.address, outcome_.bytes, stream_);

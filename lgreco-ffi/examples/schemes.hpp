@@ -16,7 +16,7 @@ struct Scheme {
     const char *reduce_dtype = "float32";  // of sums of factors and of uncompressed layers
 };
 
-// First the uncompressed scheme. Then for each method the uniform scheme, followed by L-GreCo.
+// The first scheme is uncompressed. For each method, the uniform scheme comes before L-GreCo.
 constexpr Scheme schemes[] = {
     {"uncompressed", "uncompressed", "qsgd", 4},
     {"QSGD 4 bits, uniform", "uniform", "qsgd", 4},

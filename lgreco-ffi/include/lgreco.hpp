@@ -129,8 +129,8 @@ inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims
 lgreco_layer layer(const char *name, std::vector<std::size_t> &&dims, const void *values = nullptr,
                    lgreco_dtype dtype = LGRECO_DTYPE_F32) = delete;
 
-// The layers of a model, with their names and dims. An object of this class converts to the vector that calls take. It
-// can be moved, but not copied.
+// The layers of a model, with their names and dims. Layers objects convert to the vector that calls take. They can be
+// moved, but not copied.
 class Layers {
 public:
     Layers() = default;
@@ -303,7 +303,7 @@ private:
     detail::Handle<lgreco_plan, lgreco_plan_destroy> handle_;
 };
 
-// The compressor of one layer on one worker. Its setting is text, such as "qsgd 4" or the `text` of a lgreco_setting.
+// The compressor of one layer on one worker. The setting is a text, such as "qsgd 4" or the `text` of a lgreco_setting.
 class Compressor {
 public:
     Compressor(const lgreco_layer &layer, const std::string &setting, const Options &options = {},

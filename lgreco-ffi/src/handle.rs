@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) trait Kind {
     /// Name of the type, for messages.
     const WHAT: &'static str;
-    /// The first bytes of every handle of this kind. They distinguish the handle from handles of other kinds.
+    /// The first bytes of every handle of this kind. The tag distinguishes the handle from handles of other kinds.
     const TAG: [u8; 8];
     type State;
     /// Name of the handle's layer for messages, if the handle has one layer.
@@ -166,8 +166,8 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// Runs `work` on the state of a second handle, inside a [`call`] on the first one. The outer call returns the errors
-/// of `work`.
+/// Runs `work` on the state of a second handle, inside a [`call`] on the first handle. The outer call returns the
+/// errors of `work`.
 ///
 /// # Safety
 /// The requirements of [`call`] apply.
@@ -247,7 +247,8 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
 }
 
 /// Takes the state of a handle if `may` allows it, frees the handle and sets the caller's pointer to null. Returns
-/// `None` if there is no handle. A handle in use is not freed. After a panic, the state is freed too.
+/// `None` if `place` or the caller's pointer is null. A handle in use is not freed. After a panic, the state is freed
+/// too.
 ///
 /// # Safety
 /// The requirements of [`destroy`] apply.

@@ -1,7 +1,7 @@
 //! The C API of lgreco. The headers in `include` are the manual. `docs/src/reference/c-contract.md` states the rules
 //! for every call, and `lgreco-ffi/README.md` summarises the rules. This page is for readers who change the code. The
-//! declarations and comments of `include/*.h` come from this source. Their order, and the text between them, come from
-//! `headers/*.h.in`. The C++ headers are written by hand.
+//! declarations and comments of `include/*.h` come from this source. The order of the declarations, and the text
+//! between them, come from `headers/*.h.in`. The C++ headers are written by hand.
 //!
 //! | module | holds |
 //! |---|---|
@@ -27,11 +27,11 @@
 //! A bucket is closed, not destroyed. A bucket holds its layers' residuals and factors, and the call that frees the
 //! bucket returns them to the controller. An `Arc` identifies the controller, so no pointer links bucket and
 //! controller. The call recognises three special cases: another controller's bucket, a bucket from before a saved state
-//! was loaded, and a bucket of a destroyed controller. Between calls a bucket keeps only pointers to the gradients. It
-//! borrows the caller's memory only during a call.
+//! was loaded, and a bucket of a destroyed controller. Between calls a bucket keeps only pointers to the gradients. A
+//! bucket borrows the caller's memory only during a call.
 //!
 //! A library without CUDA exports the same calls on device memory, so that there is one header and one list of symbols.
-//! Such a library never creates a CUDA handle, so each of these calls refuses its handle argument.
+//! A library without CUDA never creates a CUDA handle, so each of these calls refuses its handle argument.
 //!
 //! `unsafe` blocks appear only in `handle`, `pointers`, `structs`, `api` and `cuda`, and in `sequences`, which calls
 //! `api` for tests. Callers of the exported functions must meet the requirements of `lgreco-ffi/README.md`: pointers

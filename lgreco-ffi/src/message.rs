@@ -1,4 +1,4 @@
-//! Each thread's text about its last failed call.
+//! The text that each thread keeps about its last failed call.
 
 use crate::failure::Failure;
 use crate::status::{LGRECO_PANIC, lgreco_status};

@@ -49,7 +49,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'stati
         return Ok(&mut []);
     }
     check_array(pointer, len, what)?;
-    // SAFETY: the pointer is aligned and not null, the array has at most isize::MAX bytes, and the caller promises that
+    // SAFETY: the pointer is aligned and not null, and the array has at most isize::MAX bytes. The caller promises that
     // the pointer is valid and that nothing else uses the array.
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer, len) })
 }

@@ -1,5 +1,4 @@
-//! Structs that begin with their size. This module checks the size against this library's header, and reads and fills
-//! the structs.
+//! Checks, reads and fills the caller's structs, which begin with their size.
 
 use crate::failure::{Failure, Result};
 use crate::pointers::{check, check_array};

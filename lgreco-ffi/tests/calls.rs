@@ -53,7 +53,7 @@ impl Handles {
 
     fn decode(&self, payload: &[u8], values: &mut [f32]) {
         let (from, to) = (payload.as_ptr(), values.as_mut_ptr());
-        // SAFETY: the lengths are those of the slices.
+        // SAFETY: the passed lengths equal the lengths of the slices.
         let status = unsafe { lgreco_compressor_decode(self.compressor, from, payload.len(), to, values.len()) };
         assert_eq!(status, LGRECO_OK);
     }

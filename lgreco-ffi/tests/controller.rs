@@ -1,5 +1,5 @@
-//! Calls the C functions of a controller from Rust. Residuals equal those of a Rust controller, and steps between
-//! decisions do not allocate under any method.
+//! Calls the C functions of a controller from Rust. The residuals equal the residuals of a Rust controller. Steps
+//! between decisions do not allocate under any method.
 
 mod common;
 

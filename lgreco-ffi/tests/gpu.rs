@@ -1,5 +1,5 @@
 //! GPU contexts give the same rows, tables, payloads and residuals as the CPU. `LGRECO_GPU` is cuda or wgpu, the
-//! default. Without such a GPU, or a driver that imitates one on the CPU, tests are skipped with a message. If
+//! default. Without this kind of GPU, or a driver that imitates a GPU on the CPU, tests are skipped with a message. If
 //! `LGRECO_GPU` or `LGRECO_REQUIRE=wgpu` is set, the tests fail instead.
 
 mod common;
@@ -120,7 +120,7 @@ fn trace(context: *mut lgreco_context, setting: &lgreco_setting, feedback: &str)
     }
 }
 
-/// A GPU adds in another order, so PowerSGD's results are only close to those of the CPU.
+/// A GPU adds in another order, so PowerSGD's results on GPU and CPU are only close to each other.
 #[test]
 #[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn payloads_and_memories_are_those_of_the_cpu() {

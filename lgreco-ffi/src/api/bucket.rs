@@ -79,8 +79,9 @@ impl BucketState {
 /// settings need, and up to three f32 per element. If the memory of a closed bucket can be reused, the call allocates
 /// only a few hundred bytes.
 ///
-/// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done, LGRECO_LAYER_MISMATCH for an
-/// unknown layer, LGRECO_IN_FLIGHT for a layer that is in another bucket or twice in this one.
+/// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done. Fails with
+/// LGRECO_LAYER_MISMATCH for an unknown layer, and with LGRECO_IN_FLIGHT for a layer that is in another bucket or twice
+/// in `layers`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_open(
     controller: *mut lgreco_controller,
@@ -99,16 +100,16 @@ pub unsafe extern "C" fn lgreco_bucket_open(
 /// treats the submitted values of the layer as zeros and replaces them by the mean. The residual stays unchanged. Other
 /// ranks may have a gradient of this layer.
 ///
-/// Fails with LGRECO_STEP_ORDER when gradients were already submitted, LGRECO_LAYER_MISMATCH when the layer is not in this
-/// bucket.
+/// Fails with LGRECO_STEP_ORDER when gradients were already submitted, and with LGRECO_LAYER_MISMATCH when the layer is
+/// not in this bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, layer: usize) -> lgreco_status {
     call!(bucket, |state| Ok(state.bucket.withhold(layer)?))
 }
 
 /// Reports the kind and size of a collective before lgreco_bucket_next asks for it, so that memory can be reserved or
-/// registered. `index` counts the bucket's collectives from 0. Beyond the last one, the kind is LGRECO_REQUEST_NONE.
-/// All pointers are NULL. An exchange that fails asks for fewer collectives.
+/// registered. `index` counts the bucket's collectives from 0. After the bucket's last collective, the kind is
+/// LGRECO_REQUEST_NONE. All pointers are NULL. An exchange that fails asks for fewer collectives.
 ///
 /// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
 /// - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
@@ -126,8 +127,8 @@ pub unsafe extern "C" fn lgreco_bucket_round(
 
 /// Submits the gradients of this step, one pointer per layer in the order in which the bucket was opened. The call adds
 /// residuals and compresses. The library keeps the pointers: the gradients must stay in place, and nothing else may use
-/// them. This ends when lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or when the bucket is closed. Does not
-/// allocate.
+/// them. The library releases the gradients when lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or when the
+/// bucket is closed. Does not allocate.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. This call does not
 /// fail for wrong gradients, because the other ranks wait for this rank. Wrong gradients are values that are not
@@ -189,9 +190,9 @@ pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request:
 
 /// Returns a bucket's layers to its controller, frees the bucket, and sets the caller's pointer to NULL. The exchange
 /// may be at any stage. Does nothing for NULL, or for a pointer to NULL. No collective may still use the bucket's
-/// memory. If the exchange did not finish, residuals and factors of its layers stay as they were. A bucket that was
-/// opened before lgreco_controller_load is freed without any other effect. `controller` may be NULL once the bucket's
-/// controller is destroyed.
+/// memory. If the exchange did not finish, the residuals and factors of the bucket's layers stay unchanged. A bucket
+/// that was opened before lgreco_controller_load is freed without any other effect. `controller` may be NULL once the
+/// bucket's controller is destroyed.
 ///
 /// If the bucket is closed in the middle of its exchange, other ranks may have the means. The step's outcome on this
 /// rank is then LGRECO_OUTCOME_FAILED. The next step fails on all ranks, on this rank with LGRECO_STEP_ORDER. To avoid

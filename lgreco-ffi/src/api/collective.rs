@@ -27,10 +27,10 @@ pub struct lgreco_collective {
     pub world_size: u32,
     /// Passed to `perform`.
     pub user: *mut c_void,
-    /// Performs the collective of a lgreco_request. It returns 0, or an error code that the program chooses. After an
-    /// error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order
-    /// with the same lengths. A worker that cannot continue must make the other workers' collectives fail, so that they
-    /// do not wait forever.
+    /// Performs the collective of a lgreco_request. The function returns 0, or an error code that the program chooses.
+    /// After an error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the
+    /// same order with the same lengths. A worker that cannot continue must make the other workers' collectives fail,
+    /// so that they do not wait forever.
     ///
     /// The library calls the function during a library call, on the thread of that call. The request and its memory are
     /// valid until the function returns. The function must not throw. If it uses the handle of the library call, that

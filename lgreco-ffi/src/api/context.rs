@@ -45,8 +45,8 @@ fn open(name: &str) -> Result<Device> {
 /// DirectX 12, and needs the feature `wgpu`.
 ///
 /// A GPU computes the error rows and payloads of QSGD, TopK and PowerSGD from values in host memory. A CUDA GPU also
-/// computes the rows and payloads of EDEN. The CPU does everything else. On CUDA the CPU also handles PowerSGD with
-/// ranks above 1024, and QSGD with bucket sizes that are not a power of two from 64 to 4096.
+/// computes the rows and payloads of EDEN. The CPU does everything else. With CUDA, the CPU also handles PowerSGD with
+/// ranks above 1024. The same holds for QSGD with bucket sizes that are not a power of two from 64 to 4096.
 ///
 /// Fails with LGRECO_UNKNOWN_NAME for another name, and with LGRECO_NOT_BUILT_IN when this build does not support the
 /// kind of device. Fails with LGRECO_UNAVAILABLE when this machine has no usable device of the kind, and with

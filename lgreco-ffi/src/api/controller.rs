@@ -15,8 +15,8 @@ use lgreco_train::controller::{Outcome, Report};
 use lgreco_train::exchange::Collective;
 use std::sync::{Arc, Weak};
 
-/// The controller of one worker. It decides when and how strongly to compress each layer, compresses and exchanges the
-/// gradients, and keeps the residuals.
+/// The controller of one worker. A controller decides when and how strongly to compress each layer, compresses and
+/// exchanges the gradients, and keeps the residuals.
 pub struct lgreco_controller {
     _private: [u8; 0],
 }
@@ -174,9 +174,9 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 /// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at decisions only.
 ///
 /// If the call fails on one rank, it fails on all ranks, even for wrong pointers and lengths. The rank at fault gets
-/// the code of its error. The other ranks get LGRECO_PEER, with the failed rank and its code in the message. In one
-/// case the other ranks do not learn of the failure: this rank cannot use the network, because `controller` or
-/// `collective` is wrong, or because another call uses the controller (LGRECO_BUSY).
+/// the code of its error. The other ranks get LGRECO_PEER, with the failed rank and its code in the message. The other
+/// ranks do not learn of the failure if this rank cannot use the network. In this case `controller` or `collective` is
+/// wrong, or another call uses the controller (LGRECO_BUSY).
 ///
 /// After LGRECO_NON_FINITE_GRADIENT and the following errors, everything is unchanged and the step may be repeated (for
 /// nodes see lgreco_controller_create_on_nodes). LGRECO_PEER_PLAN means that ranks differ in options or layers; the
@@ -323,8 +323,8 @@ pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_
 /// gradients change by it too. Either all ranks make this call with the same factor, or none. Afterwards the last step
 /// can no longer be rolled back.
 ///
-/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, with LGRECO_OVERFLOW when a residual no longer
-/// fits its format, and with LGRECO_STEP_ORDER while a step is under way. A failed call changes no residual.
+/// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, and with LGRECO_OVERFLOW when a residual no
+/// longer fits its format. Fails with LGRECO_STEP_ORDER while a step is under way. A failed call changes no residual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_rescale_residuals(
     controller: *mut lgreco_controller,

@@ -44,7 +44,8 @@ impl Given {
     /// lgreco_controller_create_sharded.
     unsafe fn controller(self, shares: Shares) -> Result<ControllerState> {
         let Given { context, collective, layers, layers_len, settings, options } = self;
-        // SAFETY: the caller meets the safety requirements of this function, here and below.
+        // SAFETY: the caller meets the safety requirements of this function. The same holds for all unsafe blocks
+        // below.
         let (device, collective) = unsafe { (device(context)?, read_struct(collective)?.callback()?) };
         let mut tensors = Vec::new();
         // SAFETY: as above.
@@ -160,19 +161,19 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
 }
 
 /// Like lgreco_controller_create, for nodes of `ranks_per_node` workers with consecutive ranks. The workers of a node
-/// sum their gradients uncompressed. Each worker exchanges its shard of the sums, compressed, with its peers: the
-/// workers with the same index within the other nodes. The workers of a node then gather the means. So a node sends
-/// each byte of a payload once to each other node.
+/// sum their gradients uncompressed. Each worker compresses its shard of the sums, and exchanges it with its peers: the
+/// workers with the same index in the other nodes. The workers of a node then gather the means. So a node sends each
+/// byte of a payload once to each other node.
 ///
 /// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker has
 /// rank `rank % ranks_per_node` in its node, and rank `rank / ranks_per_node` among its peers. The last request of a
 /// bucket gathers the means in the node. Before this gather, the ranks of a node may have performed different numbers
-/// of requests with their peers. So give each bucket in flight separate groups. Alternatively, when all buckets have
-/// reached their last request, start the last requests in the same order on all ranks.
+/// of requests with their peers. To allow this, give each bucket in flight separate groups. Alternatively, when all
+/// buckets have reached their last request, start the last requests in the same order on all ranks.
 ///
 /// Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH and REDUCE_SCATTER_SUM. If `reduce_dtype`
-/// is bfloat16, ALL_TO_ALL replaces REDUCE_SCATTER_SUM. Reported settings, residuals, metrics and bytes are those of
-/// this rank's shards (lgreco_controller_shard). `settings` and the option `min_elements` refer to whole layers. Errors
+/// is bfloat16, ALL_TO_ALL replaces REDUCE_SCATTER_SUM. Reported settings, residuals, metrics and bytes describe this
+/// rank's shards (lgreco_controller_shard). `settings` and the option `min_elements` refer to whole layers. Errors
 /// number ranks like the collective. A run may resume with another division into nodes. To do so, give
 /// lgreco_controller_load the states of all ranks of the nodes that this node replaces. Each rank finds its shards in
 /// these states.

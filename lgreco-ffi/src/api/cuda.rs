@@ -14,7 +14,7 @@ pub struct lgreco_cuda {
 kind!(lgreco_cuda, "cuda", b"lgcuda\0\0", Box<dyn OnDevice>);
 
 /// Makes a handle for device number `ordinal`, from 0. The handle uses the device's primary context, like PyTorch and
-/// the CUDA runtime. It has a new stream, which does not wait for the default stream.
+/// the CUDA runtime. The handle has a new stream, which does not wait for the default stream.
 ///
 /// Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`. Fails with LGRECO_UNAVAILABLE when driver or device are
 /// missing or too old, or when the library has no kernels for the device. The message names the reason. Fails with
@@ -60,9 +60,10 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
 }
 
 /// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check.
-/// The check does not read gradients. The message has the number of the first failed call. It counts from 0, over the
-/// calls of both kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not
-/// reported. So do not use the results of the failed call or of later calls. A check is due after at most 4096 calls.
+/// The check does not read gradients. The message has the number of the first failed call. The number counts, from 0,
+/// the calls of both kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not
+/// reported. After a failed check, do not use the results of the failed call or of later calls. A check is due after at
+/// most 4096 calls.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
 /// the driver failed. The message then names no call, and any call may have failed.

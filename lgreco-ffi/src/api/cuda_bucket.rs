@@ -17,9 +17,9 @@ use lgreco_train::CoreError;
 use lgreco_train::gradient::Dtype;
 
 /// Layers that are exchanged together, with gradients, residuals and messages in the device's memory. To take a step,
-/// call lgreco_cuda_bucket_submit. Then repeat lgreco_cuda_bucket_next and the requested collective, until there is no
-/// request. A step never waits, allocates or copies from the host, so a CUDA graph can capture and replay it together
-/// with its collectives. Every call also takes the lgreco_cuda that made the bucket.
+/// call lgreco_cuda_bucket_submit. Then repeat lgreco_cuda_bucket_next and the requested collective, until the request
+/// is LGRECO_REQUEST_NONE. A step never waits, allocates or copies from the host, so a CUDA graph can capture and
+/// replay it together with its collectives. Every call also takes the lgreco_cuda that made the bucket.
 pub struct lgreco_cuda_bucket {
     _private: [u8; 0],
 }
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cud
 }
 
 /// Enqueued: adds residuals to the gradients of a step and compresses them. The gradients of all layers lie one after the
-/// other in the device's memory. The gradients must stay there until lgreco_cuda_bucket_next has returned
+/// other in the device's memory. The gradients must stay in place until lgreco_cuda_bucket_next has returned
 /// LGRECO_REQUEST_NONE. The means then replace them.
 ///
 /// Fails with LGRECO_STEP_ORDER when a step is under way, and with LGRECO_DEVICE for an address that is NULL or not

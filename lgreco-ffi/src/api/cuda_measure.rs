@@ -59,7 +59,7 @@ impl<'a> Model<'a> {
         offer.rows().map(row).collect()
     }
 
-    /// Returns the rows of `offer` with the gradients' device addresses; `Err` if there is no row.
+    /// Returns the rows of `offer` with the gradients' device addresses, or `Err` if `offer` has no rows.
     fn rows_on_device<'b>(&self, offer: &'b Offer<'_>) -> Result<Vec<Row<'b>>>
     where
         'a: 'b,
@@ -131,13 +131,13 @@ pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 8;
 pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 16;
 
 /// Blocking: like lgreco_table_measure, but for gradients in the device's memory. The call enqueues all layers and
-/// waits once. It copies only the measured errors to the host. `values` of layers are device pointers. The call does
-/// not read the values of layers that are left out of the table. Allocates on the host. Allocates on the device unless
-/// lgreco_cuda_reserve has reserved the memory.
+/// waits once. The call copies only the measured errors to the host. `values` of layers are device pointers. The call
+/// does not read the values of layers that are left out of the table. Allocates on the host. Allocates on the device
+/// unless lgreco_cuda_reserve has reserved the memory.
 ///
-/// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
-/// with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the
-/// message names no layer.
+/// Fails like lgreco_table_measure. Fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024. Also fails with
+/// LGRECO_UNAVAILABLE for QSGD with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY
+/// and LGRECO_DEVICE, the message names no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_measure(
     cuda: *mut lgreco_cuda,
@@ -183,10 +183,11 @@ pub unsafe extern "C" fn lgreco_cuda_rows_bytes(
 }
 
 /// Enqueued: like lgreco_cuda_measure, but without waiting for the results. The work uses `workspace` and `results` on
-/// the device. They have at least the sizes that lgreco_cuda_rows_bytes reports, and are aligned to 256 and 8 bytes.
-/// The call allocates on the host, but not on the device. The first call on a handle waits while kernels are loaded. A
-/// call with more layers or options than before may wait for page-locked memory. Any other call does not wait. After
-/// this call, enqueue a copy of the results to host memory, and pass the copy to lgreco_cuda_read_rows.
+/// the device. `workspace` and `results` have at least the sizes that lgreco_cuda_rows_bytes reports, and are aligned
+/// to 256 and 8 bytes. The call allocates on the host, but not on the device. The first call on a handle waits while
+/// kernels are loaded. A call with more layers or options than before may wait for page-locked memory. Any other call
+/// does not wait. After this call, enqueue a copy of the results to host memory, and pass the copy to
+/// lgreco_cuda_read_rows.
 ///
 /// Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
 /// LGRECO_ALIGNMENT when it is not aligned. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the message names no layer.

@@ -75,8 +75,8 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 
 /// Blocking: compresses a gradient in the device's memory into a payload in host memory. The gradient is `values` of
 /// `layer`. `length` receives the payload's number of bytes. `rng` selects the random bits. The call supports
-/// uncompressed gradients, EDEN, TopK, TopK with values in few bits, QSGD with bucket sizes of a power of two from 64
-/// to 4096, and PowerSGD with ranks up to 1024.
+/// uncompressed gradients, EDEN, TopK, and TopK with values in few bits. It also supports QSGD with bucket sizes of a
+/// power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
 ///
 /// Fails with LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len reports, and with LGRECO_UNAVAILABLE
 /// for other methods, bucket sizes and ranks. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,

@@ -11,9 +11,9 @@ use lgreco_pipeline::{CutSetting, Downstream, Error, Upstream};
 /// An end of a cut.
 pub type lgreco_end = u32;
 
-/// The stage above. It sends activations and receives gradients.
+/// The stage above. The upstream end sends activations and receives gradients.
 pub const LGRECO_END_UPSTREAM: lgreco_end = 0;
-/// The stage below. It receives activations and sends gradients.
+/// The stage below. The downstream end receives activations and sends gradients.
 pub const LGRECO_END_DOWNSTREAM: lgreco_end = 1;
 
 /// One end of a cut between two pipeline stages. The other end is in another process. Messages between the two ends

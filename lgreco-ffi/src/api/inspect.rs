@@ -42,7 +42,7 @@ pub struct lgreco_metrics {
     /// Relative error at the last measurement: the squared error of compression, divided by the squared norm of the
     /// compressed vector. -1 before the first measurement.
     pub relative_error: f64,
-    /// L2 norm of the residual; -1 if there is no residual.
+    /// L2 norm of the residual, or -1 for a layer without a residual.
     pub residual_norm: f64,
     /// Seconds for compressing and exchanging the layer's bucket, since the controller was made or loaded. All layers of a
     /// bucket have the same value. -1 before the first exchange.
@@ -243,8 +243,8 @@ pub unsafe extern "C" fn lgreco_controller_decision(
     })
 }
 
-/// Reports the number of steps taken, including skipped ones, and the number of steps in which some rank's gradient was
-/// not finite.
+/// Reports the number of steps taken, including skipped steps. Also reports the number of steps in which some rank's
+/// gradient was not finite.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_steps(
     controller: *mut lgreco_controller,

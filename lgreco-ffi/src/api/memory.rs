@@ -32,7 +32,7 @@ pub unsafe extern "C" fn lgreco_compressor_set_memory(
     })
 }
 
-/// Multiplies the residual by `factor`, the ratio of the new loss scale to the old one. `step` is as for
+/// Multiplies the residual by `factor`, the ratio of the new loss scale to the old loss scale. `step` is as for
 /// lgreco_compressor_set_memory.
 ///
 /// Fails with LGRECO_PARAMETER unless `factor` is positive and finite, and with LGRECO_OVERFLOW when a value no longer

@@ -1,8 +1,8 @@
 //! The exported functions, one file per kind of object.
 //!
 //! The body of each function is one macro call. `call!` may change a handle, and `plain!` changes no handle. `create!`
-//! makes a handle, and `create_on!` makes one with the help of another handle. These macros contain the `unsafe` block
-//! and its SAFETY comment.
+//! makes a handle, and `create_on!` makes a handle with the help of another handle. These macros contain the `unsafe`
+//! block and its SAFETY comment.
 
 /// Runs a closure on the state of the function's handle.
 macro_rules! call {

@@ -143,9 +143,9 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 }
 
 /// Verifies a plan against a table. The plan must have one option per layer, and keep groups and fixed options. The
-/// plan's stated size and error must be correct, and within the stated budget or size limit. These checks use exact
-/// arithmetic. The call does not prove a stated lower bound: it only checks that the bound does not exceed the plan's
-/// value.
+/// plan's stated size and error must be correct, and within the stated budget or size limit. The checks of a plan use
+/// exact arithmetic. The call does not prove a stated lower bound: it only checks that the bound does not exceed the
+/// plan's value.
 ///
 /// Fails with LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_RULED_OUT,
 /// LGRECO_BUDGET or LGRECO_LENGTH.

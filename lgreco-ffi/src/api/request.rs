@@ -36,7 +36,7 @@ pub const LGRECO_REQUEST_ALL_GATHER: lgreco_request_kind = 2;
 /// Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i: MPI_Allgatherv with MPI_IN_PLACE. A length may be 0.
 /// Only hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes need this kind.
 pub const LGRECO_REQUEST_ALL_GATHER_EACH: lgreco_request_kind = 3;
-/// Replace the `length` bytes of `buffer` by those of worker `root`.
+/// Replace the `length` bytes of `buffer` by the bytes of worker `root`.
 pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
 /// For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
 /// received_lens[i] bytes of `received`. Only the route scatter_reduce, shards, and nodes with `reduce_dtype` bfloat16

@@ -11,9 +11,9 @@ pub const LGRECO_SETTING_TEXT_BYTES: usize = 64;
 /// files. docs/src/reference/settings.md lists the words. Calls with a single setting take only the text. The layout of
 /// this struct never changes.
 ///
-/// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX
-/// where another word or a number is expected, and for an empty text. The message names the word. They fail with
-/// LGRECO_PARAMETER for a number out of range. They fail with LGRECO_TEXT for a text that is not UTF-8, or has no NUL
+/// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. The code is LGRECO_SETTING_SYNTAX where
+/// another word or a number is expected, and for an empty text. The message names the word. The code is
+/// LGRECO_PARAMETER for a number out of range. The code is LGRECO_TEXT for a text that is not UTF-8, or has no NUL
 /// among its first LGRECO_SETTING_TEXT_BYTES bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]

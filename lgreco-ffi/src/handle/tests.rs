@@ -66,7 +66,7 @@ fn a_handle_is_for_one_call_at_a_time() {
         // SAFETY: the handle is live.
         let (again, mut copy) = (unsafe { super::call(handle, |_| Ok(())) }, handle);
         assert_eq!(again, LGRECO_BUSY);
-        // SAFETY: the handle is live. It is in use, and therefore not freed.
+        // SAFETY: the handle is live. The handle is in use, and therefore not freed.
         assert_eq!(unsafe { destroy(&raw mut copy) }, LGRECO_BUSY);
         assert_eq!(copy, handle);
         Ok(())
@@ -134,7 +134,7 @@ fn other_kinds_are_recognised() {
     assert_eq!(count(other.cast(), |_| Ok(())), (LGRECO_HANDLE, "not a counter handle".into()));
     assert_eq!(count(core::ptr::null_mut(), |_| Ok(())), (LGRECO_NULL_POINTER, "counter is NULL".into()));
     let mut wrong = other.cast::<Counter>();
-    // SAFETY: the handle is live. It is first passed as another kind, then as its own.
+    // SAFETY: the handle is live. The handle is first passed as a handle of another kind, then as its own kind.
     unsafe {
         assert_eq!(destroy(&raw mut wrong), LGRECO_HANDLE);
         assert_eq!(destroy(&raw mut other), LGRECO_OK);

@@ -57,8 +57,9 @@ impl PlanOptions {
         }
     }
 
-    /// Returns the limit from the options. Without one, the limit is the table's own budget. If the table has no
-    /// budget, the limit is the uniform setting's size, or for the solver `paper` the uniform setting's error.
+    /// Returns the limit from the options. If the options set no limit, the limit is the table's own budget. If the
+    /// table has no budget, the limit is the uniform setting's size, or for the solver `paper` the uniform setting's
+    /// error.
     pub(crate) fn budget<'a>(&self, own: Option<f64>, defaults: Option<&'a [u32]>) -> Result<budget::Budget<'a>> {
         let alpha = self.alpha;
         let limit = match (self.limit, own) {

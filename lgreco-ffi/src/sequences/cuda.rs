@@ -17,7 +17,7 @@ const ORDINAL: u32 = 1 << 20;
 /// Bytes of a bucket's outcome: its fault, its step, and the number of failed steps.
 const OUTCOME: usize = 3;
 
-/// Returns `Err` unless there are `expected` bytes.
+/// Returns `Err` unless `found` equals `expected`.
 fn expect(expected: usize, found: usize) -> Result<(), Failure> {
     if found == expected { Ok(()) } else { Err(CoreError::Length { what: "bytes", expected, found }.into()) }
 }

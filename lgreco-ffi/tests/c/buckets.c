@@ -368,8 +368,8 @@ static void *wrong_on_one_rank(void *argument) {
     return NULL;
 }
 
-// Rank 1 reports that its backward pass failed. Both ranks learn of this failure in the same step, and the next step
-// works.
+// Rank 1 reports that its backward pass failed. Both ranks learn of the failed backward pass in the same step, and the
+// next step works.
 static void *failed_on_one_rank(void *argument) {
     Member *const member = argument;
     Model *const model = malloc(sizeof *model);

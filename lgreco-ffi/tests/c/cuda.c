@@ -230,7 +230,7 @@ static void rows_later(const char *methods) {
     set_number(&search, "random_seed", SEED);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, listed(&search), &expected));
     const rows_memory memory = memory_for_rows(&search);
-    // The first call allocates memory for tables on the host, if there is not enough.
+    // The first call may allocate memory for tables on the host.
     OK(enqueue_rows(&memory, &search));
     OK(lgreco_cuda_synchronize(cuda));
     uint8_t *const again = malloc(memory.results_bytes + 1);
@@ -446,8 +446,8 @@ static void not_finite(void) {
     let_go(&copy);
     let_go_of_rows(&memory);
     CHECK(table == NULL);
-    // The call's number in the message also counts decoding calls, even those of QSGD, which cannot fail. Refused calls
-    // are not counted.
+    // The call's number in the message also counts decoding calls, even for QSGD, whose decoding cannot fail. Refused
+    // calls are not counted.
     OK(lgreco_cuda_encode_to_device(cuda, &model[2], qsgd, &stream_of, payload, ROOM, &length));
     OK(lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, length, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], qsgd, payload, 5, values, ELEMENTS));

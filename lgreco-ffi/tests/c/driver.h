@@ -31,8 +31,8 @@ static struct {
     void (*state)(int *);
 } driver;
 
-// Indices of some of the fake driver's counts: current allocations on the device, waits for streams and devices so far,
-// launches so far, and uploads of pageable memory so far.
+// Indices of some counts of the fake driver. ALLOCATIONS is the number of current allocations on the device. WAITS
+// counts waits for streams and devices, LAUNCHES kernel launches, and UPLOADS uploads of pageable memory.
 enum { ALLOCATIONS = 0, WAITS = 6, LAUNCHES = 7, UPLOADS = 8, NUMBERS = 9 };
 
 // The trainer's stream.
@@ -43,7 +43,7 @@ static void load(void *library, const char *name, void *place) {
     memcpy(place, &found, sizeof found);
 }
 
-// Whether there is a driver. If so, prints that tests without a driver are skipped.
+// Whether the machine has a driver. If so, prints that tests without a driver are skipped.
 static int has_driver(void) {
     const int found = dlopen("libcuda.so.1", RTLD_NOW) != NULL;
     if (found) fprintf(stderr, "SKIP: what is said without a driver: there is one\n");

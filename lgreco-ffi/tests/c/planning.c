@@ -38,7 +38,7 @@ static void in_parts(lgreco_controller *controller, lgreco_controller *other, in
     OK(lgreco_controller_load_parts(other, parts, lens, LAYERS + 1, parts, lens, LAYERS + 1, &loaded));
     CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
     CHECK(same_state(controller, other));
-    // First loads without the part that belongs to no layer, which is the last part in the array. Then loads without
+    // First loads without the part that belongs to no layer, which is the last part in the array. The second load lacks
     // the last layer.
     STATUS(LGRECO_SAVED_STATE, lgreco_controller_load_parts(other, parts, lens, LAYERS, NULL, NULL, 0, NULL));
     OK(lgreco_controller_load_parts(other, parts + 1, lens + 1, LAYERS, parts, lens, LAYERS, &loaded));
