@@ -23,7 +23,7 @@ kind!(lgreco_bucket, "bucket", b"lgbucket", BucketState, names: names);
 pub(crate) struct BucketState {
     bucket: LevelsBucket,
     groups: Groups,
-    /// Identifies the controller. Can no longer be upgraded once the controller is destroyed.
+    /// Identifies the controller. Upgrading this weak reference fails once the controller is destroyed.
     owner: Weak<()>,
     /// Number of saved states that the controller had loaded when it lent the bucket.
     loads: u64,
@@ -159,10 +159,10 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
 }
 
 /// Replaces lgreco_bucket_submit on a rank that has no gradients because its backward pass has failed. All ranks learn
-/// of the failure in this step. Call lgreco_bucket_next as after lgreco_bucket_submit. On this rank, lgreco_bucket_next
-/// fails with LGRECO_TRAINER. On the other ranks it fails with LGRECO_PEER, and the message names this rank. Residuals
-/// and factors of the layers stay unchanged. A bucket whose layers have no elements sends no messages. In this case the
-/// next bucket or step fails on all ranks.
+/// of the failure in this step. Continue with lgreco_bucket_next, as after lgreco_bucket_submit. On this rank,
+/// lgreco_bucket_next fails with LGRECO_TRAINER. On the other ranks it fails with LGRECO_PEER, and the message names
+/// this rank. Residuals and factors of the layers stay unchanged. A bucket whose layers have no elements sends no
+/// messages. In this case the next bucket or step fails on all ranks.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted.
 #[unsafe(no_mangle)]
@@ -174,15 +174,16 @@ pub unsafe extern "C" fn lgreco_bucket_submit_failure(bucket: *mut lgreco_bucket
 /// LGRECO_REQUEST_NONE means that the gradients are now means. Allocates scratch memory and, on nodes, memory for the
 /// last collective. If this allocation fails, the call fails with LGRECO_OUT_OF_MEMORY on this rank only.
 ///
-/// If the call fails on one rank, it fails on all ranks. The rank at fault gets the code of its error. The other ranks
-/// get LGRECO_PEER, with the failed rank and its code in the message. After a failure, the bucket's gradients are
+/// Any other failure on one rank is a failure on all ranks. The rank at fault gets the code of its error. The other
+/// ranks get LGRECO_PEER, with the failed rank and its code in the message. After a failure, the bucket's gradients are
 /// unusable, its residuals and factors are unchanged, and other buckets are not affected. The codes are
 /// LGRECO_NON_FINITE_GRADIENT, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE, and LGRECO_PEER_PLAN when
 /// ranks exchange different layers or have different options.
 ///
 /// If the option `non_finite` is `skip` or `pass_through`, gradients that are not finite are no error. With `skip`, all
-/// gradients of the bucket become zeros on every rank. With `pass_through` they become NaN, which a loss scaler
-/// detects. Residuals stay unchanged. Fails with LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+/// gradients of the bucket become zeros on every rank. With `pass_through`, all gradients of the bucket become NaN on
+/// every rank, which a loss scaler detects. Residuals stay unchanged. Fails with LGRECO_STEP_ORDER before
+/// lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_next(bucket: *mut lgreco_bucket, request: *mut lgreco_request) -> lgreco_status {
     call!(bucket, |state| { fill(request, || state.next()) })

@@ -168,8 +168,8 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
 /// Each request's `group` names the workers that perform it, LGRECO_GROUP_NODE or LGRECO_GROUP_PEERS. This worker has
 /// rank `rank % ranks_per_node` in its node, and rank `rank / ranks_per_node` among its peers. The last request of a
 /// bucket gathers the means in the node. Before this gather, the ranks of a node may have performed different numbers
-/// of requests with their peers. To allow this, give each bucket in flight separate groups. Alternatively, when all
-/// buckets have reached their last request, start the last requests in the same order on all ranks.
+/// of requests with their peers. Therefore give each bucket in flight separate groups. Alternatively, when all buckets
+/// have reached their last request, start the last requests in the same order on all ranks.
 ///
 /// Inside nodes, the controller also asks for LGRECO_REQUEST_ALL_GATHER_EACH and REDUCE_SCATTER_SUM. If `reduce_dtype`
 /// is bfloat16, ALL_TO_ALL replaces REDUCE_SCATTER_SUM. Reported settings, residuals, metrics and bytes describe this
@@ -178,12 +178,12 @@ fn place_of(rank: u32, world_size: u32, per_node: u32) -> Result<Topology> {
 /// lgreco_controller_load the states of all ranks of the nodes that this node replaces. Each rank finds its shards in
 /// these states.
 ///
-/// A gradient that is not finite affects only its bucket, even in lgreco_controller_step. By then, earlier buckets have
-/// been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and ignore its gradients. With the
-/// option `non_finite`, the outcome is as after a step with buckets in flight. If lgreco_controller_step is called
-/// while a step is under way, the call abandons that step and fails with LGRECO_STEP_ORDER. If a bucket of the step
-/// under way is not closed, the call fails with LGRECO_IN_FLIGHT, and the step stays under way. lgreco_controller_step
-/// also allocates small lists at every step.
+/// A gradient that is not finite affects only its bucket, even in lgreco_controller_step. When the failure is found,
+/// earlier buckets have already been exchanged. LGRECO_NON_FINITE_GRADIENT ends the step: do not repeat the step, and
+/// ignore its gradients. With the option `non_finite`, the outcome is as after a step with buckets in flight. If
+/// lgreco_controller_step is called while a step is under way, the call abandons that step and fails with
+/// LGRECO_STEP_ORDER. If a bucket of the step under way is not closed, the call fails with LGRECO_IN_FLIGHT, and the
+/// step stays under way. lgreco_controller_step also allocates small lists at every step.
 ///
 /// Also fails with LGRECO_PARAMETER unless `ranks_per_node` divides the number of workers.
 #[unsafe(no_mangle)]

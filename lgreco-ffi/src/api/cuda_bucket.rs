@@ -294,8 +294,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
 }
 
 /// Blocking: copies the residuals and the step count of another bucket with the same layers to this bucket, between two
-/// steps. Use this call to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
-/// lgreco_cuda.
+/// steps. Use this call to change the layers' settings. PowerSGD's factors are reset. Both buckets must have been made
+/// with `cuda`.
 ///
 /// Fails with LGRECO_LENGTH when the layers have other numbers of elements, with LGRECO_BUSY for the same bucket twice,
 /// and with LGRECO_DEVICE.

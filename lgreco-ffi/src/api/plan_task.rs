@@ -24,7 +24,7 @@ pub(crate) struct PlanTaskState {
     result: Option<PlanResult>,
     /// The device that measures.
     device: Device,
-    /// Identifies the controller. Can no longer be upgraded once the controller is destroyed.
+    /// Identifies the controller. Upgrading this weak reference fails once the controller is destroyed.
     owner: Weak<()>,
     /// Names of the controller's layers.
     names: Arc<[String]>,
