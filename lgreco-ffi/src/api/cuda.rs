@@ -60,10 +60,10 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
 }
 
 /// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check.
-/// The check does not read gradients. The message has the number of the first failed call. The number counts, from 0,
-/// the calls of both kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not
-/// reported. After a failed check, do not use the results of the failed call or of later calls. Make a check after at
-/// most 4096 such calls.
+/// The check does not read gradients. The message has the number of the first failed call. Calls of both kinds that
+/// returned LGRECO_OK since the last check are numbered from 0. Later calls may have failed too, but are not reported.
+/// After a failed check, do not use the results of the failed call or of later calls. A check is due after at most 4096
+/// calls of both kinds.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
 /// the driver failed. The message then names no call, and any call may have failed.
