@@ -1,11 +1,11 @@
-//! Measures rows (of one layer and of 150 layers), payloads and error feedback, for 2^26 f32 values in a buffer of the
-//! device. The benchmark prints the time in milliseconds, the bandwidth as a share of a copy's bandwidth in the same
-//! run, and the CPU's time as a multiple of the GPU's. The bandwidth counts the bytes that must be read and written.
-//! The values take 256 MiB, more than the caches of GPUs can hold. The environment variable `LGRECO_BENCH_ELEMENTS`, a
-//! multiple of 4096, replaces 2^26.
+//! Measures the time of three operations on 2^26 f32 values in a buffer of the device: rows of the error table (for one
+//! layer and for 150 layers), payloads, and error feedback. The benchmark prints the time in milliseconds, the
+//! bandwidth as a share of a copy's bandwidth in the same run, and the CPU's time as a multiple of the GPU's. The
+//! bandwidth counts the bytes that must be read and written. The values take 256 MiB, more than the caches of GPUs can
+//! hold. The environment variable `LGRECO_BENCH_ELEMENTS`, a multiple of 4096, replaces 2^26.
 //!
 //! Every measured result is also checked. On llvmpipe, which runs shaders on the CPU, the times say nothing about GPUs.
-//! `tests/run` runs this benchmark there with few values, only for the checks.
+//! On llvmpipe, `tests/run` runs this benchmark with few values, only to check the results.
 
 use lgreco::backend::{Backend, Job, Portable};
 use lgreco::compress::eden::Eden;
@@ -26,7 +26,7 @@ const LAYERS: usize = 150;
 /// Rank of PowerSGD's payloads.
 const RANK: u32 = 4;
 
-/// With fewer values than this, times are not meaningful, so one run is enough.
+/// Below this number of values, times are not meaningful, so each operation runs only once.
 const FEW: usize = 1 << 20;
 
 fn elements() -> usize {
@@ -120,7 +120,7 @@ fn buffer(backend: &mut WgpuBackend, size: u64) -> wgpu::Buffer {
     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// Measures rows of the gradient, divided into this many layers of equal size.
+/// Divides the gradient into `layers` layers of equal size, and measures their rows of the error table.
 fn rows(bench: &mut Bench, layers: usize) {
     let shape = Shape::new(bench.shape.rows() / layers, bench.shape.cols()).expect("a shape");
     let elements = shape.elements();

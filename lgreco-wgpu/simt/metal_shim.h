@@ -142,7 +142,7 @@ inline bool atomic_compare_exchange_weak_explicit(atomic_uint* p, uint* expected
     uint found = atomicCAS(&p->value, *expected, v);
     return found == *expected || (*expected = found, false);
 }
-// Joins the values of the subgroup's lanes before lane `end`. A subgroup has 32 lanes.
+// Combines by `join` the values of a subgroup's lanes 0 to `end` - 1. A subgroup has 32 lanes.
 template <class T, class F>
 METAL_INLINE T of_lanes(T x, int end, F join) {
     T all{};

@@ -155,8 +155,8 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that cannot be measured; [`Error::TooLarge`] and [`Error::OutOfMemory`] if the memory does not
-    /// suffice.
+    /// The error of the first job that cannot be measured; [`Error::TooLarge`] and [`Error::OutOfMemory`] if the memory
+    /// does not suffice.
     pub fn reserve(&mut self, jobs: &[Job<'_>]) -> Result<u64, BufferJobError> {
         self.reserve_for(&work(jobs))
     }
@@ -173,8 +173,8 @@ impl WgpuBackend {
         self.gpu.memory.held()
     }
 
-    /// The device's error in full, for the last call through [`Backend`] that returned
-    /// [`Device`](lgreco::Error::Device). The text of that error is shorter.
+    /// The full error of the last [`Backend`] call that returned [`Device`](lgreco::Error::Device). `Device` only says
+    /// that the device failed.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
@@ -193,7 +193,7 @@ impl WgpuBackend {
 }
 
 impl Backend for WgpuBackend {
-    /// 0: the workspace is device memory, which the backend holds.
+    /// Returns 0, because the backend holds its workspace in device memory.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {
         0
     }

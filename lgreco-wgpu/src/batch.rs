@@ -1,8 +1,8 @@
 //! Batches of work for a device. The commands of a batch are recorded and submitted together, and all their errors are
 //! captured.
 //!
-//! A batch can also be rehearsed. The recording of its commands then only allocates buffers and compiles kernels.
-//! `reserve` uses rehearsals, so the sizes need no separate computation.
+//! A batch can also be rehearsed: recording its commands then only allocates the buffers and compiles the kernels.
+//! `reserve` rehearses calls, so no other code has to compute the sizes of buffers.
 
 use crate::Error;
 use crate::gpu::{Gpu, PARAMETERS, PER_GROUP, SLOT};
@@ -53,8 +53,8 @@ const IN_FRONT: usize = 4;
 /// Largest size of the tasks of one dispatch, in bytes.
 const TASK_BYTES: usize = PARAMETERS / 4;
 
-/// Approximate upper bound of the bytes that a workgroup reads or writes. A binding can be larger, because it contains
-/// a whole table.
+/// Approximate upper bound of the bytes that a workgroup reads or writes. The binding itself can be larger, because it
+/// contains a whole table.
 const GROUP_BYTES: u64 = 64 << 10;
 /// Number of bytes that each workgroup is assumed to read or write at least: the values of a tile in f32.
 const VALUE_BYTES: u64 = 4 * PER_GROUP as u64;
@@ -110,8 +110,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Records a command that sets the first `bytes` of a buffer to zeros. These bytes are not counted here for the
-    /// limit of a submission, because the dispatches that bind the buffer count them.
+    /// Records a command that sets the first `bytes` of a buffer to zeros. For the limit of a submission, the
+    /// dispatches that bind the buffer count these bytes.
     pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
         if !self.gpu.rehearsing {
             self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
@@ -130,7 +130,7 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Submits the recorded commands if they and a command of `given` bytes exceed the limit of a submission.
+    /// Submits the recorded commands if another command of `given` bytes would exceed the limit of a submission.
     fn make_room(&mut self, given: u64) {
         if self.given > 0 && self.given + given > self.gpu.submission {
             self.submit();
@@ -250,8 +250,8 @@ impl<'g> Batch<'g> {
         }
     }
 
-    /// Submits the recorded work and waits for it. After this, [`buffer`](Batch::buffer) may return the same buffers
-    /// again.
+    /// Submits the recorded work and waits for it. After the call, [`buffer`](Batch::buffer) may return the same
+    /// buffers again.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.gpu.memory.give_back();
         if self.gpu.rehearsing {
@@ -270,14 +270,15 @@ impl<'g> Batch<'g> {
         self.end(result).map(|()| bytes)
     }
 
-    /// Submits without a wait. After this, [`buffer`](Batch::buffer) may return the same buffers again, for later work.
+    /// Submits without a wait. After the call, [`buffer`](Batch::buffer) may return the same buffers again, for later
+    /// work.
     pub(crate) fn enqueue(mut self) -> Result<(), Error> {
         self.submit();
         self.end(Ok(()))
     }
 
     fn end(self, result: Result<(), Error>) -> Result<(), Error> {
-        // If the device is lost, that error is returned, because the other errors follow from it.
+        // A lost device also causes other errors, so the loss is reported in place of them.
         let Batch { gpu, scopes, .. } = self;
         let caught = scopes.end();
         gpu.check_lost()?;

@@ -1,5 +1,5 @@
-//! Blocks of 2048 values of tensors under TopK. Kernels count the kept values of each block, and so find where the
-//! block's values are written. Payloads of TopK and rows of TopK in few bits use these blocks.
+//! Blocks of 2048 values of tensors under TopK. Kernels count the kept values of each block. From these counts they
+//! know where to write the kept values of a block. Payloads of TopK and rows of TopK in few bits use these blocks.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -21,7 +21,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Makes the blocks of tensors, with these parameters. Nothing has been counted yet.
+    /// Divides tensors into blocks, and sets all counts to zero. Each tensor comes with its kernel parameters.
     pub(crate) fn new(batch: &mut Batch<'_>, tensors: &[(&Tensor, Params)]) -> Result<Blocks, Error> {
         let blocks: Vec<usize> = tensors.iter().map(|(tensor, _)| blocks_of(batch, tensor)).collect();
         let sums: usize = blocks.iter().map(|&blocks| cut::sums(blocks)).sum();
@@ -76,8 +76,9 @@ pub(crate) fn count(batch: &mut Batch<'_>, state: &Buffer, tensors: &[(&Tensor, 
     Ok(blocks)
 }
 
-/// Records the writing of kept values and positions. The parameters say where they are written, and the memory must be
-/// zero before. `within` sets the range of words that are bound.
+/// Records the writing of kept values and positions. The parameters say where each tensor's values and positions are
+/// written. The target memory must be zero before the call. `within` sets the parameters for the range of words that
+/// the bindings cover.
 pub(crate) fn write(
     batch: &mut Batch<'_>,
     blocks: &Blocks,

@@ -14,7 +14,7 @@ impl WgpuBackend {
     /// neither uses the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that is invalid regardless of its values.
+    /// The error of the first job that is invalid whatever its values are.
     pub fn rows_bytes(&self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;
@@ -28,10 +28,9 @@ impl WgpuBackend {
     /// the rows from the bytes.
     ///
     /// The workspace belongs to the backend. [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call,
-    /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. Work that the caller or
-    /// the backend submits next runs later, so it may overwrite gradients and reuse the workspace. wgpu copies the
-    /// tables of tasks, which the host writes, through memory that wgpu allocates. It reclaims that memory at the next
-    /// poll or submission.
+    /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. The device runs
+    /// submissions in order, so later work may overwrite the gradients and reuse the workspace. To upload the host's
+    /// tables of tasks, wgpu allocates staging memory, and reclaims this memory at the next poll or submission.
     ///
     /// ```
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -83,12 +82,12 @@ impl WgpuBackend {
     }
 
     /// Makes the rows of these jobs, one after another, from the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. In that
-    /// case the call waits, and the gradients must still exist.
+    /// left. The call uses the device only if a gradient is not finite, or so large that a payload might overflow. If
+    /// it uses the device, the call waits, and the gradients must still exist.
     ///
     /// # Errors
     /// The errors of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job:
-    /// [`Length`](lgreco::Error::Length), also for a wrong number of bytes.
+    /// [`Length`](lgreco::Error::Length) if `bytes` or `rows` has a wrong length.
     pub fn read_rows(&mut self, jobs: &[BufferJob<'_>], bytes: &[u8], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let jobs = work(jobs);
         check_all(&jobs)?;

@@ -85,7 +85,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; errors of the device come without a job.
+    /// The error of the first job that fails. Errors of the device come without a job.
     pub fn measure_buffers(&mut self, jobs: &[BufferJob<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
         measure(self.gpu(), &work(jobs), rows)
     }

@@ -167,9 +167,9 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// Returns `None` if the core must decode. This is the case for methods without kernels (such as dense, AdaComp and
-    /// LoCo), empty payloads, and payloads that no encoder writes. It is also the case for PowerSGD if sides or ranks
-    /// exceed the kernels' limits, or if values are near the limits of f32.
+    /// Returns `None` if the core must decode. The core decodes payloads of methods without kernels (such as dense,
+    /// AdaComp and LoCo), empty payloads, and payloads that no encoder writes. The core also decodes PowerSGD payloads
+    /// with sides or ranks above the kernels' limits, or with values near the limits of f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),

@@ -3,33 +3,35 @@
 
 use crate::gpu::PER_GROUP;
 
-/// Number of words of a layer's tables, as in `topk_counters.wgsl`. The tables are cleared after the sample has been
-/// evaluated.
+/// Number of words of a layer's tables, as in `topk_counters.wgsl`. The host clears the tables after `gather_values`
+/// has evaluated the sample.
 pub(crate) const TABLES: usize = 3 * 4096;
 /// Number of words of a layer's counters, which lie after the tables, as in `topk_counters.wgsl`.
 pub(crate) const COUNTERS: usize = 4512;
-/// Number of levels of the search for a cut that the sample has missed.
+/// Number of levels of the full search, which is needed if the sample has missed the k-th largest magnitude.
 pub(crate) const LEVELS: u32 = 3;
 /// Number of words of a block's record.
 pub(crate) const RECORD: usize = 4;
-/// Number of blocks whose counts share a sum. A sum takes two words.
+/// Number of blocks whose counts are added to the same partial sum, which takes two words.
 const TOGETHER: usize = 256;
 
 /// The sample from which the k-th largest magnitude of a layer is estimated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// Base-2 logarithm of the number of values per drawn value.
+    /// Base-2 logarithm of the number of values from which one is drawn.
     pub(crate) stratum: u32,
-    /// Upper bound of the number of sampled values that reach the k-th largest magnitude. 0 if all values are kept.
+    /// Upper bound of the number of sampled values that are at least the k-th largest magnitude. 0 if all values are
+    /// kept.
     pub(crate) most: u32,
-    /// Lower bound of the number of sampled values that reach the k-th largest magnitude. 0 if all values are kept.
+    /// Lower bound of the number of sampled values that are at least the k-th largest magnitude. 0 if all values are
+    /// kept.
     pub(crate) least: u32,
 }
 
 impl Sample {
-    /// Returns the sample for the `keep` largest of `elements` values. From up to 2^18 values it draws a sixteenth.
-    /// From up to 2^22 values it draws a smaller share, down to a 64th. From more values it draws between 2^15 and 2^16
-    /// values, but at least one per workgroup.
+    /// Returns the sample for the `keep` largest of `elements` values. The drawn share is a sixteenth for up to 2^18
+    /// values, and falls to a 64th for up to 2^22 values. From more values, between 2^15 and 2^16 are drawn, but at
+    /// least one per workgroup.
     pub(crate) fn new(keep: u32, elements: u32) -> Sample {
         const MOST: u32 = PER_GROUP.ilog2();
         if keep >= elements {
@@ -45,9 +47,9 @@ impl Sample {
     }
 }
 
-/// Returns the largest number of magnitudes that are gathered from `elements` values. Up to 32,768 values are all
-/// gathered, because a sample of so few values would be too small. For more values this number suffices, unless many
-/// values lie within a sixteenth of an octave.
+/// Returns the largest number of magnitudes that are gathered from `elements` values. From tensors of up to 32,768
+/// values, all values are gathered, because a sample would be too small. For larger tensors, the returned number
+/// suffices unless many values lie within a sixteenth of an octave.
 pub(crate) fn entries(elements: usize) -> usize {
     const ALL: usize = 1 << 15;
     if elements <= 1 << 18 { elements.div_ceil(2).max(elements.min(ALL)) } else { elements / 6 }
@@ -81,7 +83,7 @@ mod tests {
         ] {
             assert_eq!(Sample::new(1, elements).stratum, stratum, "{elements}");
         }
-        // The sample has one of the 16 values or none, so the bounds are as wide as possible.
+        // The sample has at most one of the 16 values, so the bounds are as wide as possible.
         assert_eq!(Sample::new(8, 16), Sample { stratum: 4, most: 14, least: 0 });
         assert_eq!(Sample::new(4096, 4096), Sample { stratum: 11, most: 0, least: 0 });
         // 65,536 of 2^22 values are drawn. Among a tenth of the values, 6,554 ± 76.8 draws are expected.
@@ -89,9 +91,9 @@ mod tests {
         assert_eq!(Sample::new(40, 1 << 22), Sample { stratum: 6, most: 16, least: 0 });
     }
 
-    /// Checks that the gathered values fit. These are the values between the ends of the sample's interval, and the
-    /// values in the bins of the ends. The bound on the number of values in the interval allows for six standard
-    /// deviations. A bin is a sixteenth of an octave. Two bins have 45 of 1000 values of a normal distribution.
+    /// Checks that the gathered values fit. Gathered values lie between the ends of the sample's interval, or in the
+    /// same bins as the ends. The bound on the number of values in the interval allows for six standard deviations. A
+    /// bin is a sixteenth of an octave. Of normally distributed values, 4.5 % lie in the two bins of the ends.
     #[test]
     fn what_is_gathered_of_up_to_a_quarter_million_values_has_room() {
         for elements in ((1 << 15) + 1..=1 << 18).step_by(1009) {

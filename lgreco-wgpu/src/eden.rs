@@ -48,8 +48,8 @@ pub(crate) fn blocks(elements: usize) -> usize {
     elements / BLOCK + (elements % BLOCK).count_ones() as usize
 }
 
-/// Uploads the levels of all widths, one grid after another, in 256 words. After them come the thresholds halfway
-/// between adjacent levels.
+/// Uploads the levels of all widths, one grid after another, in 256 words. The thresholds halfway between adjacent
+/// levels follow.
 pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
     let mut levels = LEVELS.concat();
     levels.push(f32::INFINITY);
@@ -60,8 +60,8 @@ pub(crate) fn grids(batch: &mut Batch<'_>) -> Result<Part, Error> {
 }
 
 /// Returns the error of a gradient, if any. `finite` reports the first value that is not finite. `words[1]` is 0 if all
-/// blocks decode to finite values. If not, it is `!position` for the first value of the first block that decodes to a
-/// value that is not finite. Of two errors, the one at the earlier position is returned, because the core checks one
+/// blocks decode to finite values. Otherwise `words[1]` is `!position`, where `position` is the first value of the
+/// first block that does not. Of two errors, the one at the earlier position is returned, because the core checks one
 /// block after another.
 pub(crate) fn check(finite: Result<(), Error>, words: &[u32]) -> Result<(), Error> {
     let overflow = words[1];
@@ -106,7 +106,7 @@ pub(crate) fn encode(
 }
 
 /// Records the decoding of a body into `target`. The core has checked the body, except scales and values. Word 0 of
-/// `results` must be 0 before. It stays 0 unless a scale or a value is invalid.
+/// `results` must be 0 before the call. Word 0 stays 0 unless a scale or a value is invalid.
 pub(crate) fn decode(
     batch: &mut Batch<'_>,
     eden: Eden,

@@ -1,8 +1,9 @@
-//! EDEN's rows: launches of `eden_rows.wgsl`.
+//! Measures EDEN's rows of the error table, by launches of `eden_rows.wgsl`.
 //!
 //! A block is rotated once, in f32, and its errors for all widths are computed from sums. Like the core, the kernels
-//! measure some blocks by decoding them, with the core's bits: blocks of fewer than 256 values, and blocks whose errors
-//! are close to the rounding errors of f32. Such a block is rotated again for each width.
+//! measure some blocks by decoding them, with the same bits as the core. These are blocks of fewer than 256 values,
+//! blocks with extreme norms, and blocks whose errors are close to the rounding errors of f32. The kernels rotate a
+//! decoded block again for each width.
 
 use crate::batch::{Batch, Part, Task};
 use crate::eden::{Params, blocks, grids, kernel, params};

@@ -1,6 +1,6 @@
 //! Errors of a device.
 //!
-//! These errors contain text. The core's `Error` is `Copy`, so it cannot contain text and only says that the device
+//! These errors contain text. The core's `Error` is `Copy`, so it cannot contain text. It only says that the device
 //! failed (`Error::Device`). The backend keeps the full error (`WgpuBackend::failure`). If the device finds an invalid
 //! payload, the core decodes it again and returns its own error. So the error is the same as without a device.
 
@@ -32,7 +32,7 @@ pub enum Error {
         /// The device's value.
         found: u64,
     },
-    /// The device's shader compiler cannot compile the kernels. This is so for FXC, the older compiler of DirectX 12.
+    /// The device's shader compiler cannot compile the kernels. FXC, the older compiler of DirectX 12, cannot.
     #[error(
         "the device's shader compiler cannot compile the kernels: on DirectX 12 they need DXC. Put dxcompiler.dll next to the program, \
          or enable wgpu's feature `static-dxc`, or use Vulkan. The compiler said: {0}"

@@ -8,10 +8,10 @@ use crate::rectangles::Cuts;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// Number of rows of a tile, and number of its columns. The number of rows of a band is a multiple of this number.
+/// Side of a square tile. The number of rows of a band is a multiple of a tile's.
 pub(crate) const SIDE: usize = 16;
 
-/// A factor of `rank` columns, cut into bands of rows that fit a binding. A band holds its columns one after the other.
+/// A factor of `rank` columns, cut into bands of rows that fit a binding. A band is stored in column-major order.
 pub(crate) struct Factor {
     bands: Vec<Band>,
     rank: usize,
@@ -28,8 +28,8 @@ pub(crate) struct Band {
     pub(crate) rows: usize,
 }
 
-/// Returns the number of rows of a band of at most `window` bytes. It is at least the number of rows of a tile, which
-/// fit even under the lowest accepted limits.
+/// Returns the number of rows of a band of at most `window` bytes. A band has at least the rows of one tile, which fit
+/// even under the lowest accepted limits.
 pub(crate) fn height(window: u64, rank: usize) -> usize {
     ((window / 4) as usize / rank / SIDE * SIDE).max(SIDE)
 }
@@ -81,7 +81,7 @@ impl Factor {
         self.height
     }
 
-    /// Returns cuts with which no part crosses the end of a band.
+    /// Returns where to cut one side of the matrix, so that no part crosses the end of a band of this factor.
     pub(crate) fn cuts(&self, most: usize) -> Cuts {
         Cuts { band: self.height, most }
     }

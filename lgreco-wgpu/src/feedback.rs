@@ -23,7 +23,7 @@ params! {
 const _: () = assert!(lgreco_train::feedback::GROUP == 512, "as in feedback.wgsl");
 const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// A worker's residual of one layer, in a buffer of the device. It must be zero before the first step.
+/// A worker's residual of one layer, in a buffer of the device. The buffer must be zero before the first step.
 ///
 /// ```
 /// use lgreco_train::feedback::Storage;
@@ -64,7 +64,8 @@ impl BufferResidual<'_> {
         Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
     }
 
-    /// For int8, returns the part after the last whole word of codes. It has up to three codes, and the exponents.
+    /// For int8, returns the part after the last whole word of codes. This part has up to three codes, and all
+    /// exponents.
     fn tail(&self, elements: usize) -> Part {
         let offset = elements as u64 / 4 * 4;
         Part { buffer: self.buffer.clone(), offset, size: BufferResidual::bytes(self.storage, elements) - offset }
@@ -75,11 +76,11 @@ impl WgpuBackend {
     /// Makes one step of error feedback for a gradient on the device. The call compresses `residual + gradient` into
     /// `payload`, and keeps `(1 − gain) residual + gain (residual + gradient − decoded payload)` in `residual`. Payload
     /// and residual have the same bits as those that the core's [`Residual`](lgreco_train::feedback::Residual) makes in
-    /// the same format. There is one exception: PowerSGD's payloads may differ from the core's. The residual is then
-    /// the one that the core would compute for this backend's payload.
+    /// the same format. There is one exception: PowerSGD's payloads may differ from the core's. The residual is the one
+    /// that the core would compute from this backend's payload.
     ///
-    /// PowerSGD draws another start matrix at every step of `stream`, as the core does. QSGD's random words also depend
-    /// on the step.
+    /// As in the core, PowerSGD draws a new start matrix at every step of `stream`. QSGD's random words also depend on
+    /// the step.
     ///
     /// ```
     /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -215,7 +216,7 @@ fn pass(
     base: Params,
 ) -> Result<(), Error> {
     let tail = match residual.storage {
-        // This binding is never read.
+        // f32 and bf16 have no exponents, so any buffer can be bound.
         Storage::F32 | Storage::Bf16 => (&batch.scratch(Scratch::Results, 16)?).into(),
         Storage::Int8 => {
             let there = residual.tail(values.elements);
@@ -239,8 +240,8 @@ fn pass(
     Ok(())
 }
 
-/// Returns a part of a scratch buffer that is as large as the residual's tail at `there`. Kernels bind this part in
-/// place of the tail, because the tail may begin at an offset that is not aligned for a binding.
+/// Returns a part of a scratch buffer with the size of the residual's tail at `there`. Kernels bind this part in place
+/// of the tail, because the tail's offset may not be aligned for a binding.
 fn scratch_tail(batch: &mut Batch<'_>, there: &Part) -> Result<Part, Error> {
     let buffer = batch.scratch(Scratch::Exponents, there.size)?;
     Ok(Part { buffer, offset: 0, size: there.size })

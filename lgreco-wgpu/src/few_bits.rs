@@ -1,9 +1,9 @@
 //! Measures rows of TopK in few bits, with the kernels of `few_bits_errors.wgsl`.
 //!
-//! The error of dropped values is measured as for TopK with full values. The values that the largest k keeps are
-//! written once. For each k, a kernel reads these values once and adds them to the bins of that k. For n values and the
-//! largest k, this takes `O(n + k · candidates)` operations. The statistics of the bins are exact integers, so
-//! subtracting nearly equal sums loses no precision.
+//! The error of dropped values is measured as for TopK with full values. A kernel first writes the values that the
+//! largest k keeps to a buffer. For each k, another kernel reads this buffer once and adds the values to the bins of
+//! that k. With n values and the largest k, the measurement takes `O(n + k · candidates)` operations. The statistics of
+//! the bins are exact integers, so subtracting nearly equal sums loses no precision.
 
 use crate::Error;
 use crate::batch::{Batch, Task};
@@ -53,8 +53,8 @@ pub(crate) fn measure(batch: &mut Batch<'_>, rows: &[Row<'_, &[u32]>], results: 
     Ok(())
 }
 
-/// Number of written values of a tensor, padded so that the next tensor's values begin at a multiple of 32, where
-/// pieces can begin.
+/// Number of written values of a tensor, padded to a multiple of 32. A piece of the next tensor can begin only at such
+/// a multiple.
 fn room_of(sought: &Sought<'_>) -> usize {
     sought.keeps.last().map_or(0, |&most| (most as usize).next_multiple_of(32))
 }
@@ -83,7 +83,7 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     for part in kept.parts() {
         batch.clear(&part.buffer, part.size);
         let window_len = part.size / 4;
-        // The values are written as f32. The last window may end at 2^32.
+        // `bits: 0` writes the values as f32. The last window may end at word 2^32.
         let within = |params| Params { bits: 0, window: window as u32, window_len: window_len as u32, ..params };
         // Positions are not written, so their binding is never used.
         write(batch, &blocks, &state, [&part, &results.into()], within);
@@ -122,7 +122,7 @@ fn record<'a>(batch: &mut Batch<'_>, sought: &'a [Sought<'a>], results: &Buffer)
     Ok(())
 }
 
-/// A tensor, the index of its first k in `state`, and the index of its first value among the written values.
+/// A tensor, with the index of its first k in `state` and the index of its first value among the written values.
 struct Layer<'a> {
     sought: &'a Sought<'a>,
     first_keep: usize,

@@ -24,12 +24,12 @@ pub(crate) const SLOT: usize = 256;
 pub(crate) const PARAMETERS: usize = 1 << 20;
 
 /// Returns the approximate limit on the bytes that the commands of a submission read and write. A command above the
-/// limit is submitted alone. The limit exists because long submissions trigger the watchdogs of desktops. On the other
-/// hand, each submission takes some tens of microseconds, in which a GPU could read a few MiB.
+/// limit is submitted alone. The limit exists because long submissions trigger the watchdogs of desktops. A lower limit
+/// would cost time: each submission takes some tens of microseconds, in which a GPU could read a few MiB.
 const fn bytes_of_submission(of: wgpu::DeviceType) -> u64 {
     match of {
         wgpu::DeviceType::DiscreteGpu => 256 << 20,
-        // Most of these devices share the CPU's memory, which is slower.
+        // Most devices of other types share the CPU's memory, which is slower.
         _ => 128 << 20,
     }
 }
@@ -45,7 +45,7 @@ pub(crate) struct Gpu {
     /// Largest number of bytes of a tensor, a payload or a factor in one dispatch: the smaller of the limits of a
     /// binding and of a submission. Tests lower it.
     pub(crate) window: u64,
-    /// Bytes after which a batch is submitted.
+    /// Limit on the bytes that the commands of one submission read or write.
     pub(crate) submission: u64,
     /// Whether the last batch has failed or has not ended.
     pub(crate) unfinished: bool,
@@ -64,16 +64,16 @@ pub(crate) struct Gpu {
     pub(crate) reads: usize,
     #[cfg(test)]
     pub(crate) dispatches: usize,
-    /// Number of payloads that the device decoded, in place of the core.
+    /// Number of payloads that the device decoded without help of the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
-    /// Number of TopK payloads for which the sample has missed the cut.
+    /// Number of TopK payloads for which the sample has missed the k-th largest magnitude.
     #[cfg(test)]
     pub(crate) lost_cuts: usize,
     /// Largest size in bytes of a dispatch with more than one task. The size is computed from the number of workgroups.
     #[cfg(test)]
     pub(crate) widest: u64,
-    /// The kind of the device, if tests share the device.
+    /// The device's kind if several tests share the device, otherwise `None`.
     #[cfg(test)]
     pub(crate) lent: Option<crate::tests::Kind>,
     lost: Arc<Mutex<Option<String>>>,
@@ -101,8 +101,8 @@ pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
     at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())
 }
 
-/// Returns the size of the largest binding in bytes. It is at most the largest u32, because some drivers report a wrong
-/// length of longer bindings to shaders.
+/// Returns the size of the largest binding in bytes. The size is at most the largest u32, because some drivers report a
+/// wrong length of longer bindings to shaders.
 fn largest_binding(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into()) / 4 * 4
 }

@@ -1,8 +1,8 @@
-//! The kernels. Their WGSL modules are compiled once per device, on first use.
+//! The kernels. Each WGSL module is compiled once per device, on first use.
 //!
 //! Subgroup operations only add integers and find maxima. So results have the same bits with subgroups of any width,
-//! and without subgroups. A scan may number lanes in any order. So a kernel also gets the position of each lane in this
-//! order from a scan. Floats are added in shared memory, in the fixed order of a tree.
+//! and without subgroups. A prefix sum may take the lanes in any order, so the shader function `place` gives each
+//! lane's position in this order. Floats are added in shared memory, in the fixed order of a tree.
 
 use std::collections::HashMap;
 
@@ -123,8 +123,8 @@ pub(crate) struct Kernels {
     changes: crate::tests::Changes,
 }
 
-/// Whether shaders use subgroups. They do not use them on DirectX, because there naga numbers subgroups in a way that
-/// HLSL does not guarantee (gpuweb#4368).
+/// Whether shaders use subgroups. Shaders for DirectX do not use subgroups, because naga numbers subgroups in a way
+/// that HLSL does not guarantee (gpuweb#4368).
 pub(crate) fn uses_subgroups(features: wgpu::Features, backend: wgpu::Backend) -> bool {
     features.contains(wgpu::Features::SUBGROUP) && backend != wgpu::Backend::Dx12
 }
@@ -144,7 +144,7 @@ impl Kernels {
     }
 }
 
-/// Lets tests change shaders. The compiled form of the original shader is kept until the changes end.
+/// Lets tests change shaders. Until the changes end, the compiled forms of the original shaders are set aside.
 #[cfg(test)]
 impl Kernels {
     /// Replaces a part of a shader's source.

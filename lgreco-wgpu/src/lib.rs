@@ -1,16 +1,16 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
 //! [`WgpuBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. It also takes
-//! gradients in the caller's [`wgpu::Buffer`]s. For these, only payloads and rows of the error table are copied to the
-//! host.
+//! gradients in the caller's [`wgpu::Buffer`]s. From device buffers, only payloads and rows of the error table are
+//! copied to the host.
 //!
 //! # Exactness
-//! Payloads of QSGD, TopK and EDEN, and the values they decode to, have the core's bits. In WGSL, drivers may choose
-//! rounding, contraction and the treatment of subnormal numbers. So the shaders compute f32 arithmetic with integers,
-//! and every decision depends only on integers. Rows agree with the core's f64 within 1e-4. They are sums in f32 with
-//! separate exponents, so that no sum overflows or vanishes. Terms are added in the order of a tree. The same input
-//! always gives the same bits on the same device. The bits do not depend on subgroups, which are used if a device has
-//! them, except on DirectX 12.
+//! The core is the CPU code of `lgreco-compress`. Payloads of QSGD, TopK and EDEN, and their decoded values, have the
+//! same bits as the core's. In WGSL, drivers may choose rounding, contraction and the treatment of subnormal numbers.
+//! So the shaders compute f32 arithmetic with integers, and every decision depends only on integers. Rows agree with
+//! the core's f64 within 1e-4. A row's errors are sums in f32 with separate exponents, so that no sum overflows or
+//! vanishes. Terms are added in the order of a tree. The same input always gives the same bits on the same device. The
+//! bits do not depend on subgroups, which are used if a device has them, except on DirectX 12.
 //!
 //! # Limits
 //! WebGPU's default limits are enough. Tensors, payloads and PowerSGD factors that exceed a binding, a buffer or a
@@ -18,16 +18,16 @@
 //! of four bytes per element. If data do not fit, calls return [`Error::TooLarge`]. QSGD, EDEN, TopK, TopK in few bits
 //! and PowerSGD have kernels. For PowerSGD, the limits are 2^22 for a side, 1024 for the rank and 2^31 for the number
 //! of values of `P`. Calls with the core's other methods return [`Error::Method`]. For tensors of 2^31 to 2^32 - 1
-//! values, tests only rehearse calls. They compare all offsets with 64-bit arithmetic.
+//! values, tests do not run the kernels. They only compare all offsets with 64-bit arithmetic.
 //!
 //! # Memory
-//! Device buffers are allocated on first use, or beforehand by [`WgpuBackend::reserve`]. They are kept for calls of
-//! similar size. [`WgpuBackend::held_bytes`] returns their total size.
+//! Device buffers are allocated on first use, or beforehand by [`WgpuBackend::reserve`]. The backend keeps these
+//! buffers for calls of similar size. [`WgpuBackend::held_bytes`] returns their total size.
 //!
 //! # Waiting
 //! Calls wait for their results, except [`WgpuBackend::enqueue_rows`] and [`WgpuBackend::enqueue_norms`]. These two
-//! copy results to the caller's buffer and download nothing. After [`WgpuBackend::reserve_buffers`], they also allocate
-//! nothing.
+//! calls copy results to the caller's buffer and download nothing. After [`WgpuBackend::reserve_buffers`], these calls
+//! also allocate nothing.
 //!
 //! # Inside
 //! If a bit of a payload, a decoded value or a residual depends on f32 arithmetic, the shaders do this arithmetic with
@@ -58,7 +58,7 @@
 //! has eight such sums per workgroup. `values` reads f32, f16 and bf16. `tile` has the values of a workgroup, and
 //! `tally` has the histograms of a workgroup. `lanes` and `lanes_subgroups` define the same sums of integers, without
 //! and with subgroups.
-// The function that compiles shaders allows unsafe code.
+// Only the function that compiles shaders allows unsafe code.
 #![deny(unsafe_code)]
 
 mod adapters;

@@ -11,7 +11,7 @@ use crate::sums::{self, RECORD, Segment};
 use crate::tensor::{Input, Piece, Tensor};
 use wgpu::Buffer;
 
-/// Bits of f32 infinity. Magnitudes of finite numbers have smaller bits.
+/// Bits of f32 infinity. As integers, the bits of finite magnitudes are smaller.
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
 params! {
@@ -93,7 +93,7 @@ pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<E
 
 /// Records the commands that add up the squares of each tensor: each workgroup writes one record, and the records are
 /// added. Each tensor comes with the number of a record of `results`. That record gets the largest magnitude, and the
-/// next one gets eight sums.
+/// next record gets eight sums.
 pub(crate) fn squares(batch: &mut Batch<'_>, tensors: &[(&Tensor, usize)], results: &Buffer) -> Result<(), Error> {
     let groups = |tensor: &Tensor| tensor.all(batch).iter().map(Piece::groups).sum::<usize>();
     let output = sums::bytes(tensors.iter().map(|(tensor, _)| groups(tensor)).sum());

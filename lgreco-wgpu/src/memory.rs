@@ -26,10 +26,10 @@ pub(crate) enum Scratch {
     Counters,
     Entries,
     FewBits,
-    /// Values that TopK in few bits keeps. The number is that of the chunk.
+    /// A chunk, with this number, of the values that TopK in few bits keeps.
     Kept(usize),
     BinSums,
-    /// Factors of PowerSGD. The number is that of the band.
+    /// A band, with this number, of a factor of PowerSGD.
     P(usize),
     Q(usize),
     Columns,
@@ -130,8 +130,8 @@ impl Memory {
     }
 }
 
-/// Returns the size of a buffer for `bytes` bytes. It is up to a quarter larger, so that a few sizes serve all
-/// requests. If `bytes` is within the limit of a binding, the returned size is also within this limit.
+/// Returns the size of a buffer for `bytes` bytes. The buffer is up to a quarter larger than requested, so that a few
+/// sizes serve all requests. If `bytes` is within the limit of a binding, the returned size is also within this limit.
 fn rounded(bytes: u64, largest: Largest) -> Result<u64, Error> {
     if bytes > largest.buffer {
         return Err(Error::TooLarge { what: "a buffer", bytes, limit: "max_buffer_size", largest: largest.buffer });

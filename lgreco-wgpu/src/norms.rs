@@ -63,9 +63,9 @@ impl WgpuBackend {
     /// Submits the work that adds up the squares of each gradient, and a copy of the results to `results`. Two
     /// dispatches suffice for up to a few thousand gradients with 2^24 values in all. A gradient of more than 2^23
     /// values needs one more dispatch. The rules for buffers, waits, memory and errors are those of
-    /// [`enqueue_rows`](WgpuBackend::enqueue_rows): for example, the first call allocates memory. Errors have a
-    /// gradient's number in place of a job's number. The results have [`norms_bytes`](WgpuBackend::norms_bytes) bytes,
-    /// from which [`read_norms`](WgpuBackend::read_norms) makes the norms.
+    /// [`enqueue_rows`](WgpuBackend::enqueue_rows): for example, the first call allocates memory. Errors state a
+    /// gradient's number in place of a job's number. The results have [`norms_bytes`](WgpuBackend::norms_bytes) bytes.
+    /// [`read_norms`](WgpuBackend::read_norms) makes the norms from them.
     ///
     /// ```
     /// use lgreco::gradient::{Dtype, Shape};
@@ -106,9 +106,9 @@ impl WgpuBackend {
         enqueue(self.gpu(), &jobs, results, offset)
     }
 
-    /// Makes one squared norm per gradient from the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) left. It
-    /// uses the device only if a gradient is not finite. In that case the call waits, and the gradient must still
-    /// exist.
+    /// Makes one squared norm per gradient from the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) left. The
+    /// call uses the device only if a gradient is not finite. If it uses the device, the call waits, and the gradient
+    /// must still exist.
     ///
     /// # Errors
     /// [`NonFinite`](lgreco::Error::NonFinite) with the gradient's number. Without a number:

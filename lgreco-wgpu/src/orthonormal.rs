@@ -2,10 +2,10 @@
 //! into dispatches.
 //!
 //! Gram–Schmidt is a list of steps. In a dispatch, a workgroup runs many steps, with up to 40,000 loop iterations in
-//! all. A factor of many values has several chunks, and the steps of each chunk leave a triangular matrix. One
+//! all. A large factor has several chunks of rows, and the steps of each chunk also give a triangular matrix. One
 //! workgroup then makes the columns of the stacked triangles orthonormal, and a product combines the chunks. This is
 //! TSQR with a tree of two levels (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential
-//! QR and LU factorizations", SIAM J. Sci. Comput. 2012, section 4.1). It takes three dispatches, or more if a chunk
+//! QR and LU factorizations", SIAM J. Sci. Comput. 2012, section 4.1). TSQR takes three dispatches, or more if a chunk
 //! has more steps than one dispatch may run.
 
 use crate::batch::Batch;
@@ -43,7 +43,7 @@ impl Tall {
         (self.chunks > 1).then_some(Tall { rank: self.rank, chunks: 1, chunk_rows: self.chunks * self.rank })
     }
 
-    /// Number of values before the triangles. These values are the states of all chunks between steps.
+    /// Number of values of the states of all chunks, which are stored before the triangles.
     pub(crate) fn states(self) -> usize {
         self.chunks * (self.rank + 2)
     }
@@ -58,8 +58,8 @@ impl Tall {
     }
 }
 
-/// Divides the steps into ranges, one per dispatch. A dispatch runs its steps on all factors. It has as many steps as
-/// the limit on loop iterations allows.
+/// Divides the steps into ranges, one per dispatch. A dispatch runs its range of steps on all factors. Each range is as
+/// long as the limit on loop iterations allows.
 pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
     let steps = factors.iter().map(|factor| factor.steps()).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();
@@ -82,7 +82,7 @@ pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
 /// Returns the number of loop iterations of a step.
 pub(crate) fn iterations(chunk_rows: usize, step: usize) -> usize {
     let (rows, column) = (chunk_rows.div_ceil(256), step / 3);
-    // 4 iterations for a lane's part of the triangle's column, and 8 for its part of the state between dispatches.
+    // A lane takes 4 iterations for the triangle's column, and 8 to load and store the state between dispatches.
     let kept = 4 + 8;
     let subtracted = 1 + column / 8 + column % 8 / 4 + column % 4;
     let of_row = if step.is_multiple_of(3) { 1 } else { subtracted };

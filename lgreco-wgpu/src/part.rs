@@ -2,7 +2,7 @@
 
 use wgpu::Buffer;
 
-/// Part of a buffer, as a kernel sees it.
+/// Part of a buffer that a kernel binds or a command copies.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
     pub(crate) buffer: Buffer,

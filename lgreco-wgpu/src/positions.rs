@@ -1,9 +1,9 @@
 //! Decodes TopK's payloads by launches of `topk_decode.wgsl`.
 //!
-//! Payloads are read in stretches of values. They come from the host, which counts the 1 bits of the position bitmap.
-//! From these counts, the host knows which part of every table a stretch needs. So payloads of any size can be read
-//! through small bindings. Each value is uploaded once. The values of a stretch are read again for every piece of the
-//! result that the stretch reaches.
+//! Payloads are read in stretches: ranges of values whose data fit a binding. The host has the payload, and counts the
+//! 1 bits of the position bitmap. From these counts, the host knows which part of every table a stretch needs. So
+//! payloads of any size can be read through small bindings. Each value is uploaded once. The values of a stretch are
+//! read again for every piece of the result that the stretch reaches.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -95,7 +95,7 @@ impl Body<'_> {
         stretches
     }
 
-    /// Returns the range in which the positions of a stretch lie, if an encoder wrote them.
+    /// Returns the range that contains the positions of a stretch, if an encoder wrote the payload.
     fn positions(&self, stretch: &Stretch) -> Range<usize> {
         let Stretch { values, blocks } = stretch;
         let bits = blocks.start * PER_GROUP..blocks.end * PER_GROUP;
@@ -119,8 +119,8 @@ struct Uploaded {
     range: Range<usize>,
 }
 
-/// Records the decoding of a body into `target`. Word 0 of `results` must be 0 before. It stays 0 if an encoder wrote
-/// the payload.
+/// Records the decoding of a body into `target`. Word 0 of `results` must be 0 before the call. Word 0 stays 0 if an
+/// encoder wrote the payload.
 pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, results: &Buffer) -> Result<(), Error> {
     let most = batch.gpu.piece_len();
     let mut uploaded: Vec<Uploaded> = Vec::new();

@@ -24,7 +24,7 @@ params! {
 
 /// Number of terms of a product that one workgroup adds up.
 const CHUNK: usize = 4096;
-/// Largest side. Within this and the next two limits, no loop exceeds the drivers' limit on iterations.
+/// Largest side. The limits on side, rank and size of `P` keep every loop below the drivers' limit on iterations.
 const LARGEST_SIDE: usize = 1 << 22;
 /// Largest rank.
 const LARGEST_RANK: usize = 1024;
@@ -44,7 +44,7 @@ pub(crate) fn check(shape: Shape, rank: usize) -> Result<(), Error> {
     Err(Error::Method("PowerSGD with a side above 4,194,304, a rank above 1024, or a P of more than 2^31 values"))
 }
 
-/// A matrix, its rank, and the stream of its random words.
+/// A matrix to compress, the rank of its factors, and the stream of its random words.
 #[derive(Clone, Copy)]
 pub(crate) struct Compressed<'t> {
     pub(crate) tensor: &'t Tensor,
@@ -61,7 +61,7 @@ pub(crate) struct Compressed<'t> {
 pub(crate) struct Room {
     p: usize,
     q: usize,
-    /// Number of values of products in chunks.
+    /// Number of values of the partial sums of products.
     pub(crate) partial: usize,
     /// Number of values that orthonormalisation needs.
     pub(crate) inner: usize,
@@ -110,7 +110,7 @@ pub(crate) struct Matrix<'t> {
     pub(crate) compressed: Compressed<'t>,
     pub(crate) p: Factor,
     q: Factor,
-    /// The positions at which the matrix's values begin in the shared buffers.
+    /// The positions at which this matrix's data begin in the shared buffers.
     pub(crate) at: Room,
     /// The common parameters of all kernels.
     pub(crate) base: Params,
@@ -153,7 +153,7 @@ impl Matrix<'_> {
         (p, q, params)
     }
 
-    /// Returns the rectangles of a product. The number of chunks of each rectangle is so small that their sums fit a
+    /// Returns the rectangles of a product. Each rectangle is so small that the partial sums of all its chunks fit a
     /// binding.
     fn of_product(&self, batch: &Batch<'_>, direction: Direction) -> Vec<Rectangle> {
         let (rank, shape) = (self.compressed.rank, self.compressed.shape);

@@ -34,7 +34,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Qsgd, entry }
 }
 
-/// Whole buckets of a tensor whose grids fit a binding.
+/// A range of whole buckets, so few that their grids fit a binding.
 struct BucketRange {
     elements: Range<usize>,
     first_bucket: usize,
@@ -55,7 +55,7 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
     starts.map(range).collect()
 }
 
-/// Returns parameters with the fields that depend on the setting.
+/// Returns parameters in which only the fields that depend on the setting are set.
 pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     let log_levels = qsgd.log_levels();
     Params {
@@ -70,7 +70,7 @@ pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     }
 }
 
-/// Buckets of a tensor. The kernels find their grids together with the grids of other buckets.
+/// A range of a tensor's buckets. The kernels find the grids of several such ranges together.
 #[derive(Clone, Copy)]
 struct Grids<'t> {
     tensor: &'t Tensor,
@@ -137,7 +137,7 @@ struct Kind<'a> {
     /// Bit `b - 1` says whether width `b` is measured.
     widths: u32,
     ranges: Vec<BucketRange>,
-    /// Number of the record in the results.
+    /// Number of the record of `results` that receives the sums.
     record: usize,
 }
 

@@ -5,7 +5,8 @@ use crate::tensor::Tensor;
 use lgreco::gradient::Shape;
 use std::ops::Range;
 
-/// Says where a side is cut: at multiples of `band`, and so that no part has more than `most` rows or columns.
+/// Says where a side of the matrix is cut: at every multiple of `band`, and at least after every `most` rows or
+/// columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cuts {
     pub(crate) band: usize,
@@ -25,7 +26,7 @@ impl Cuts {
     }
 }
 
-/// A rectangular part of the matrix. All its values lie in one binding.
+/// A rectangular part of the matrix, whose values lie in one binding.
 #[derive(Clone, Debug)]
 pub(crate) struct Rectangle {
     pub(crate) part: Part,
@@ -36,7 +37,7 @@ pub(crate) struct Rectangle {
     pub(crate) cols: usize,
 }
 
-/// Cuts a tensor into rectangles. `cuts` has the cuts of the rows and of the columns.
+/// Cuts a tensor into rectangles. `cuts` says where to cut the rows and where to cut the columns.
 pub(crate) fn rectangles(batch: &Batch<'_>, tensor: &Tensor, shape: Shape, cuts: [Cuts; 2]) -> Vec<Rectangle> {
     let width = shape.cols();
     let mut rectangles = Vec::new();

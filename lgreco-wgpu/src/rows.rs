@@ -237,7 +237,8 @@ pub(crate) fn in_packs<'a>(
     Ok(())
 }
 
-/// Returns the tensors of some layers. A single layer may take several bindings; several layers share one binding.
+/// Returns the tensors of some layers. A single layer may take several bindings. Layers that are processed together
+/// share one binding.
 fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tensor>, BufferJobError> {
     let inputs: Vec<Input<'_>> = layers.iter().map(|layer| layer.jobs[0].gradient).collect();
     let tensors = match &inputs[..] {
@@ -247,7 +248,7 @@ fn on_device(batch: &mut Batch<'_>, layers: &[Layer<'_, '_>]) -> Result<Vec<Tens
     tensors.map_err(|(index, error)| of_job(layers[index].first)(error))
 }
 
-/// Makes a row from the words of a job's results. The first word is the largest magnitude.
+/// Makes a row from the words of a job's results. The first word has the gradient's largest magnitude.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Result<(), Error> {
     let finite = check_finite(gpu, &job.gradient, words[0]);
     if let Candidates::Eden { bits, .. } = job.candidates {
@@ -271,7 +272,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);
             if words[0] >= NEAR_OVERFLOW && largest > 0 {
-                // The encoding finds out whether a factor or the product overflows.
+                // Encoding at the largest rank returns an error if a factor or the product overflows.
                 let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
                 let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
                 encode(gpu, &setting, &job.gradient, job.stream, &mut payload)?;

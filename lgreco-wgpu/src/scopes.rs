@@ -9,7 +9,7 @@ impl Scopes {
     pub(crate) fn new(device: &wgpu::Device) -> Scopes {
         let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::Validation];
         let mut scopes = filters.map(|filter| device.push_error_scope(filter));
-        // Scopes must end in the order of the array, both here and when they are dropped.
+        // wgpu requires that the last opened scope ends first. `end` and `drop` follow the order of the array.
         scopes.reverse();
         Scopes(scopes)
     }

@@ -1,8 +1,9 @@
 //! Adds records of eight sums on the device: launches of `sums.wgsl`.
 //!
-//! Rows are sums of terms `m · 2^e`, where `m` is f32 and `e` is an integer. They are added in the order of a fixed
-//! tree, without float atomics. No value between 1e-30 and 1e30 overflows or vanishes. The relative error is at most
-//! the tree's depth times 2^-23. All terms are nonnegative, so contraction to fused multiply-add does no harm.
+//! The errors in a row are sums of terms `m · 2^e`, where `m` is f32 and `e` is an integer. The terms are added in the
+//! order of a fixed tree, without float atomics. No value between 1e-30 and 1e30 overflows or vanishes. The relative
+//! error is at most the tree's depth times 2^-23. All terms are nonnegative, so contraction to fused multiply-add does
+//! no harm.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};

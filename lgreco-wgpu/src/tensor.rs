@@ -93,7 +93,7 @@ impl Input<'_> {
         }
     }
 
-    /// Whether both are the same memory, with the same number and type of values.
+    /// Whether two gradients are the same memory, with the same number and type of values.
     pub(crate) fn is(&self, other: &Input<'_>) -> bool {
         let place = |input: &Input<'_>| match input {
             Input::Host(gradient) => match gradient.values() {
@@ -195,11 +195,11 @@ pub(crate) struct Row<'a, C> {
 }
 
 /// Returns the values of `inputs` in one binding, which must be large enough for all of them. If one binding can cover
-/// all values where they are, they stay there. If not, they are copied to a scratch buffer. All calls use the same
-/// scratch buffer. So earlier work that reads this buffer must be submitted before host values are written to it.
+/// all inputs in place, no values are copied. Otherwise the values are copied to a scratch buffer. All calls use the
+/// same scratch buffer. So earlier work that reads this buffer must be submitted before host values are written to it.
 ///
 /// # Errors
-/// The index of an input whose buffer does not fit the gradient, with the reason; index 0 with other errors.
+/// If an input's buffer does not fit its gradient, the input's index and the reason. Other errors have index 0.
 pub(crate) fn in_one_binding(batch: &mut Batch<'_>, inputs: &[Input<'_>]) -> Result<Vec<Tensor>, (usize, Error)> {
     inputs.iter().enumerate().try_for_each(|(index, input)| input.check().map_err(|error| (index, error)))?;
     if let Some(part) = reach(inputs, batch.gpu.window) {

@@ -1,7 +1,7 @@
 //! Launches the kernels of TopK.
 //!
-//! The energies (sums of squares) of TopK's rows are computed from exact integer sums of magnitudes per bin. Because
-//! the magnitudes inside a bin differ, an energy is wrong by at most 2^-15 of its value.
+//! TopK's errors are energies (sums of squares), which are computed from exact integer sums of magnitudes per bin.
+//! Because the magnitudes inside a bin differ, an energy is wrong by at most 2^-15 of its value.
 
 use crate::Error;
 use crate::batch::{Batch, Part, Task};
@@ -34,7 +34,7 @@ pub(crate) const MIDDLES: u64 = 512;
 /// Number of bins of level 3 per slot.
 pub(crate) const LASTS: u64 = 256;
 
-/// Largest total size, in bytes, of the tables of layers that are processed together.
+/// Limit on the total size, in bytes, of the tables of all layers that are processed together.
 const TABLES: u64 = 256 << 20;
 
 /// Size of a `Keep` in words.
@@ -120,7 +120,7 @@ impl Sizes {
     }
 }
 
-/// Returns the number of slots of each layer. A slot has the finer counts of a bin that contains a k-th largest value.
+/// Returns the number of slots of each layer. A slot has finer counts for one bin that contains a k-th largest value.
 fn slots_of(sought: &[Sought<'_>]) -> u64 {
     sought.iter().map(Sought::slots).max().unwrap_or(0)
 }

@@ -53,8 +53,8 @@ pub(crate) struct Written {
 /// the largest magnitude, and word 1 the bits of the k-th largest. If word 2 is not 0, the sample has missed the k-th
 /// largest magnitude, and no payload is written. In this case, call [`encode_lost`].
 ///
-/// The values are read twice, and those of the [sample](Sample) a third time. If the gathered values do not fit, all
-/// values are read two more times.
+/// The kernels read the [sample](Sample) once and all values twice. If the gathered values do not fit, the kernels read
+/// all values two more times.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -72,9 +72,9 @@ pub(crate) fn encode(
     search.write(batch, payload_len, results)
 }
 
-/// Encodes the same tensor again, after the sample of [`encode`] has missed the k-th largest magnitude. No call in
-/// between may use buffers of the same names. The call reads all values three more times to count their magnitudes, and
-/// a fourth time if the k-th largest lies outside the interval.
+/// Encodes the same tensor again, after the sample of [`encode`] has missed the k-th largest magnitude. Between the two
+/// calls, no other call may use scratch buffers of the same names. The call reads all values three more times to count
+/// their magnitudes, and a fourth time if the k-th largest lies outside the interval.
 pub(crate) fn encode_lost(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
