@@ -1,6 +1,6 @@
 // TopK in few bits: the bins of kept values and their means, in integers only, as in lgreco_compress::quantised_topk.
 
-// Largest number of bins of a layer: with 8 bits.
+// Largest number of bins of a layer, which codes of 8 bits need.
 const MOST_BINS = 128u;
 
 // A range of magnitudes, divided evenly into 2^log_count bins; `span` is at most 2^31.
@@ -40,8 +40,8 @@ fn exponent_of(magnitude: u32) -> u32 {
     return max(magnitude >> 23u, 1u);
 }
 
-// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32. It is at least that
-// of the magnitude.
+// A magnitude in units of 2^(exponent - 158), rounded down. `exponent` is an exponent field of f32. `exponent` must be
+// at least the magnitude's own exponent field.
 fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     let shift = exponent - exponent_of(magnitude);
     if (shift > 31u) {

@@ -35,7 +35,7 @@ struct Block {
     len: u32,
 }
 
-// The workgroup's block. Also draws its signs; a barrier must follow.
+// Returns the workgroup's block, and draws the block's signs. The caller must follow the call by a barrier.
 fn begin_block(lane: u32) -> Block {
     let found = block_of(group.x);
     let block = Block(found.x, found.x % BLOCK, found.y);

@@ -9,7 +9,8 @@ fn first_level(bits: u32) -> u32 {
     return (1u << (bits - 1u)) - 1u;
 }
 
-// The index, among the levels of all widths, of the level nearest to a magnitude. On a threshold it is the upper level.
+// Returns the level nearest to a magnitude, as an index among the levels of all widths. A magnitude on a threshold gets
+// the upper level.
 fn nearest(bits: u32, magnitude: u32) -> u32 {
     var at = first_level(bits);
     for (var step = (1u << (bits - 1u)) >> 1u; step > 0u; step >>= 1u) {

@@ -54,7 +54,7 @@ fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
             let sign = own[k] >> 31u;
             codes[k] = (nearest(params.bits, own[k] & MAGNITUDE) - first_level(params.bits)) | (sign << (params.bits - 1u));
         }
-        // Decoded values may be larger than the encoded ones.
+        // Decoded values may be larger than the encoded values, and may overflow.
         if (norms[0].power != ONE) {
             decode_again(params.bits, block.len, lane);
             var is_finite = scale < INFINITY;

@@ -1,6 +1,6 @@
 // Measures EDEN's rows of the error table: the squared error at each width.
 
-// Blocks with fewer values than this are measured by decoding.
+// Blocks of fewer than `FEW` values are measured by decoding.
 const FEW = 256u;
 
 // A mask of the widths that are measured by decoding.
@@ -17,7 +17,7 @@ fn add_in_room(lane: u32) {
     workgroupBarrier();
 }
 
-// Adds up the sums of each width. Invocation w gets the total of sum w; the others get arbitrary values.
+// Adds up the sums of each width. Invocation w gets the total of sum w; invocations from 8 on get copies.
 fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
     workgroupBarrier();
     for (var w = 0u; w < 8u; w++) {
@@ -28,9 +28,9 @@ fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
 }
 
 // Invocation w gets the squared error at width w + 1, from sums over the coordinates in `own`. Other invocations get 0.
-// If the block must be decoded, invocation w also gets 0, and sets the width's bit in `undecided`. With coordinates z,
-// levels q, scale s and t = z - q, the error of the coordinates is the sum of (t + (1 - s) q)^2. This form avoids the
-// subtraction of nearly equal sums.
+// If the error must be measured by decoding the block, invocation w gets 0, and sets the width's bit in `undecided`.
+// With coordinates z, levels q, scale s and t = z - q, the error of the coordinates is the sum of (t + (1 - s) q)^2.
+// This form avoids the subtraction of nearly equal sums.
 fn rounding_error(len: u32, lane: u32) -> Wide {
     var squares: array<f32, 8>;
     var products: array<f32, 8>;
@@ -87,7 +87,7 @@ fn decoding_error(bits: u32, block: Block, lane: u32) -> Wide {
     return sum;
 }
 
-// Returns the sum over all invocations to each of them.
+// Adds up `sum` over all invocations. Every invocation gets the total.
 fn sum_of_lanes(sum: Wide, lane: u32) -> Wide {
     workgroupBarrier();
     room[lane] = bitcast<u32>(sum.m);

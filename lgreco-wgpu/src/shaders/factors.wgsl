@@ -1,5 +1,5 @@
-// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` defines the matrix by `element(row, col)`. Its
-// functions `in_factor` and `in_product` give the places of the factors in the bindings.
+// Products with thin factors, in tiles of 16 by 16. `powersgd.wgsl` defines the matrix by `element(row, col)`. The
+// functions `in_factor` and `in_product` of the same file give the places of the factors in the bindings.
 
 const SIDE = 16u;
 const DEPTH = 32u;
@@ -7,8 +7,8 @@ const DEPTH = 32u;
 var<workgroup> tile: array<f32, 512>;
 var<workgroup> slab: array<f32, 512>;
 
-// The shape of a product with the matrix or its transpose: the number of sums per column, and the number of terms of
-// each sum. Also the index of the first term in the factor's columns, and the length of these columns.
+// The shape of a product with the matrix or its transpose. Per column, the product has `outer` sums of `inner` terms
+// each. In the factor's columns, which have `inner_all` values, the first term has index `inner_first`.
 struct Terms {
     transposed: bool,
     outer: u32,
@@ -32,7 +32,7 @@ fn scaled(bits: u32, e: i32) -> f32 {
 }
 
 // The sum over inner j from start to end of M[o, j] * factor[column][j], or of M[j, o] if transposed. Each lane has one
-// o, from `first_o` on, and one column, from `first_column` on. All 256 lanes must call it.
+// o, from `first_o` on, and one column, from `first_column` on. All 256 lanes must call this function.
 fn chunk_sum(shape: Terms, first_o: u32, first_column: u32, start: u32, end: u32, lane: u32) -> f32 {
     let o = lane % SIDE;
     let column = lane / SIDE;
@@ -103,7 +103,8 @@ fn load_slabs(first_column: u32, first_row: u32, first_col: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// A lane's element of the tile of the factors' product that begins at this row and column. All 256 lanes must call it.
+// A lane's element of the tile of the factors' product that begins at this row and column. All 256 lanes must call this
+// function.
 fn tile_of_product(first_row: u32, first_col: u32, lane: u32) -> f32 {
     var sum = 0.0;
     for (var c = 0u; c < params.columns; c += SIDE) {

@@ -20,8 +20,8 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> memory: array<u32>;
 @group(0) @binding(3) var<storage, read_write> offered: array<u32>;
-// For int8: a copy of the memory after its last whole word of codes. It has `shift` codes, and then a byte for each
-// group of 512 values of the whole tensor: the exponent field of the group.
+// For int8: a copy of the residual's bytes after the last whole word of codes. `tail` has `shift` codes, and then one
+// byte per group of 512 values of the whole tensor: the group's exponent field.
 @group(0) @binding(4) var<storage, read_write> tail: array<atomic<u32>>;
 
 // The bits of value i of the memory as an f32.
@@ -96,8 +96,9 @@ fn store_bf16(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
 }
 
-// memory = offered as codes of one byte, rounded at random. `tail` must be zero before. It receives the codes that do
-// not fill a word, and the exponents of a workgroup's four groups. Two workgroups may share a word of `tail`.
+// memory = offered as codes of one byte, rounded at random. `tail` must be zero before the dispatch. `tail` receives
+// the codes that do not fill a word, and the exponents of a workgroup's four groups. Two workgroups may share a word of
+// `tail`.
 @compute @workgroup_size(64)
 fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     var exponents = 0u;

@@ -3,7 +3,7 @@
 // The magnitudes of a bin are added up as integers, called digits. Their unit depends on the exponent of the bin's
 // largest magnitude. The first read of the values records which exponents occur. This leaves two candidates for the
 // exponent of a bin's largest magnitude: the exponent at the bin's end, and the next smaller one that occurs. Sums are
-// kept for both.
+// kept in the units of both exponents.
 
 // Statistics of a layer's bins, filled step by step. All fields begin as zeros.
 struct Bins {
@@ -12,8 +12,8 @@ struct Bins {
     exponents: array<vec2<u32>, 128>, // both exponents per bin, the larger first
     counts: array<atomic<u32>, 128>,
     with_larger: array<atomic<u32>, 128>, // number of magnitudes with the larger exponent
-    // Sums of digits in the unit of the larger exponent. Then sums in the unit of the other exponent, without the
-    // magnitudes that have the larger one.
+    // Sums of the digits of all magnitudes, in the unit of the larger exponent. Then sums in the unit of the other
+    // exponent, without the magnitudes that have the larger exponent.
     lower: array<atomic<u32>, 128>,
     upper: array<atomic<u32>, 128>,
     other_lower: array<atomic<u32>, 128>,
@@ -22,16 +22,16 @@ struct Bins {
 
 @group(0) @binding(18) var<storage, read_write> bins_of: array<Bins>;
 
-// A workgroup's own statistics, with the fields of `Bins`. Here the lower and the upper 16 bits of digits have separate
-// sums.
+// A workgroup's own statistics, with the fields of `Bins`. In workgroup memory, the lower and the upper 16 bits of
+// digits have separate sums.
 const OWN = 6u;
 const WITH_LARGER = 1u;
 const LOWER = 2u;
 const OTHER_LOWER = 4u;
 var<workgroup> own_bins: array<atomic<u32>, 768>;
 
-// Widens a layer's range by a workgroup's kept values: their largest magnitude, and the complement of the smallest
-// nonzero one.
+// Widens a layer's range by a workgroup's kept values. `highest` is their largest magnitude, and `lowest` is the
+// complement of the smallest nonzero magnitude.
 fn widen_range(lowest: u32, highest: u32) {
     atomicMax(&bins_of[params.bins].lowest, lowest);
     atomicMax(&bins_of[params.bins].highest, highest);
@@ -44,13 +44,13 @@ fn range() -> Range {
     return Range(low, high - low + 1u, params.bits - 1u);
 }
 
-// The range of the magnitudes that are kept with a cut.
+// The range of the magnitudes that are kept if `cut` is the k-th largest.
 fn range_from(cut: Cut) -> Range {
     let kept = kept_range(cut);
     return Range(kept.x, kept.y - kept.x + 1u, params.bits - 1u);
 }
 
-// Finds the exponents of bins. 64 lanes must call it.
+// Writes the two exponents of each bin of `range`. All 64 lanes must call this function.
 fn write_exponents(range: Range, lane: u32) {
     for (var bin = lane; bin >> range.log_count == 0u; bin += 64u) {
         let first = start_of_bin(range, bin);
@@ -91,7 +91,7 @@ fn sum_of_halves(at: u32) -> vec2<u32> {
     return plus_wide(vec2<u32>(atomicLoad(&own_bins[at]), upper_halves >> 16u), upper_halves << 16u);
 }
 
-// Adds the workgroup's bins to the layer's, after all values are added. 64 lanes must call it.
+// Adds the workgroup's bins to the layer's bins, after all values are added. All 64 lanes must call this function.
 fn give_own_bins(lane: u32) {
     for (var bin = lane; bin < MOST_BINS; bin += 64u) {
         let own = OWN * bin;
@@ -131,7 +131,7 @@ fn mean_of_bin(bin: u32) -> u32 {
 // The range of the written values.
 var<private> written_range: Range;
 
-// Writes a kept value in the form in which it is sent.
+// Writes a kept value as the payload has it: as a code, or in full.
 fn put_kept(index: u32, bits: u32) {
     if (params.bits == 0u) {
         put_in_full(index, bits);
@@ -142,7 +142,7 @@ fn put_kept(index: u32, bits: u32) {
     let code = bin | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
-    // The value is added to its bin only in the window that it is written to, so only once.
+    // Several passes, one per window, see the same value. Only the pass that writes the value adds it to its bin.
     if (is_in_window(at.x)) {
         add_to_own_bin(bin, magnitude);
     }

@@ -140,8 +140,8 @@ fn joined(a: Among, b: Among) -> Among {
     if (b.count == 0u) {
         return a;
     }
-    // The upper bin's exponent is not smaller. The digits that the lower bin loses are negligible compared with the
-    // distance between the two bins.
+    // The upper bin's exponent is at least the lower bin's. The digits that the lower bin loses are negligible compared
+    // with the distance between the two bins.
     let less = b.exponent - a.exponent;
     return Among(
         a.count + b.count,

@@ -1,6 +1,6 @@
 // f32 arithmetic on bits, in integers: rounded to nearest even, with subnormal numbers. WGSL leaves four things to the
-// driver: the rounding mode, contraction, flushing of subnormal numbers, and the error of a division. None of them can
-// change a bit here. Arguments must be finite.
+// driver: the rounding mode, contraction, flushing of subnormal numbers, and the error of a division. Integer
+// arithmetic leaves no such choice, so all devices give the same bits. Arguments must be finite.
 
 const SIGN = 0x80000000u;
 const MAGNITUDE = 0x7fffffffu;

@@ -38,12 +38,12 @@ fn largest_of(lane: Lane, lanes: u32, x: u32) -> u32 {
     return of_lanes[0].x;
 }
 
-// The lane's place in the order of `sum_before`.
+// The lane's place in the order in which `sum_before` adds lanes.
 fn place(lane: Lane) -> u32 {
     return lane.index;
 }
 
-// The sum of x over the lanes with smaller places.
+// The sum of x over all lanes whose `place` is smaller.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
     share(lane, x);
     var sum = vec2<u32>(0u, 0u);

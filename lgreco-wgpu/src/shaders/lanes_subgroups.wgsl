@@ -40,12 +40,12 @@ fn largest_of(lane: Lane, lanes: u32, x: u32) -> u32 {
     return largest;
 }
 
-// The lane's place in the order of `sum_before`.
+// The lane's place in the order in which `sum_before` adds lanes.
 fn place(lane: Lane) -> u32 {
     return sum_before(lane, vec2<u32>(1u, 0u)).x;
 }
 
-// The sum of x over the lanes with smaller places: all lanes of earlier subgroups, and earlier lanes of the same
+// The sum of x over all lanes whose `place` is smaller: all lanes of earlier subgroups, and earlier lanes of the same
 // subgroup.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
     workgroupBarrier();

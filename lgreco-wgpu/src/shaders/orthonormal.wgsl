@@ -8,11 +8,11 @@
 //
 // A factor A of several chunks is made orthonormal by TSQR. Each chunk gives A_g = Q_g R_g, where R_g is a triangle.
 // The stacked triangles are a factor of one chunk: R = S T. So A = diag(Q_g) S T, and diag(Q_g) S is the result. Each
-// block of S is R_g times the inverse of T, which is a triangle too.
+// block of S is R_g times the inverse of the triangle T, so it is a triangle too.
 
 // State of each chunk: the inner products of the previous step, and two squared norms of the column. The first norm is
-// taken before the projection is subtracted for the first time, the second norm after that. With several chunks, the
-// triangles follow as one matrix. `in_inner` gives their indices in the binding.
+// taken before the first subtraction of the projection, the second norm after it. With several chunks, the triangles
+// follow as one matrix. `in_inner` gives their indices in the binding.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 512>;
@@ -47,10 +47,10 @@ fn keep_state(chunk: u32, lane: u32) {
     }
 }
 
-// Brings a column to norm 1. If a projection removed nearly all of it, the rest is rounding error, and the column
-// becomes 0. With several chunks, the rest in a chunk may be small compared with the column, but large compared with
-// the rests in other chunks. So a chunk keeps every rest that f32 can bring to norm 1, if the whole column has a
-// magnitude near 1. The triangles later show which rests were rounding errors.
+// Brings a column to norm 1. If the projections removed nearly all of the column, the remainder is rounding error, and
+// the column becomes 0. With several chunks, a chunk's remainder may be small compared with the column, but large
+// compared with other chunks' remainders. So a chunk keeps every remainder that f32 can bring to norm 1, if the whole
+// column has a magnitude near 1. The triangles later show which remainders were rounding errors.
 fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     let left = products[column];
     let least = select(norms[0] * 0x1p-40f, 0x1p-80f, params.chunks > 1u);
@@ -61,13 +61,13 @@ fn normalise(chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     for (var i = start + lane; i < end; i += 256u) {
         product[in_product(column * params.all_rows + i)] *= factor;
     }
-    // The lane that wrote this element in the earlier phases writes it again.
+    // No barrier is needed, because the same lane wrote this element in the earlier phases.
     if (params.chunks > 1u && lane == column % 256u) {
         inner[in_triangle(chunk, column, column)] = left * factor;
     }
 }
 
-// Adds the coefficients that this phase has subtracted to a column of the triangle. The first phase writes the whole
+// Adds the coefficients of the subtracted projection to a column of the triangle. The first phase writes the whole
 // column, with zeros from the diagonal on.
 fn add_to_triangle(chunk: u32, column: u32, phase: u32, lane: u32) {
     for (var row = lane; row < params.columns; row += 256u) {
@@ -103,8 +103,8 @@ fn projection_on_four(c: u32, i: u32) -> f32 {
     return dot(vec4<f32>(products[c], products[c + 1u], products[c + 2u], products[c + 3u]), four);
 }
 
-// Adds the `sums` of the second `lanes` lanes to the `sums` of the first `lanes` lanes. It is called repeatedly, not in
-// a loop, because the number of loop iterations of a dispatch is limited.
+// Adds the `sums` of the second `lanes` lanes to the `sums` of the first `lanes` lanes. The caller repeats this call
+// instead of using a loop, because the number of loop iterations of a dispatch is limited.
 fn halve_sums(lanes: u32, lane: u32) {
     workgroupBarrier();
     if (lane < lanes) {
@@ -146,8 +146,8 @@ fn inner_products(column: u32, start: u32, end: u32, lane: u32) {
 }
 
 // Takes the steps from `from_step` up to `to_step`, but none after the last step, for a chunk with the rows start ..
-// end. All 256 lanes must call it. Each lane has separate rows, so lanes wait for each other only where they share
-// `products`.
+// end. All 256 lanes must call this function. Each lane has separate rows, so lanes wait for each other only where they
+// share `products`.
 fn take_steps(from_step: u32, to_step: u32, chunk: u32, start: u32, end: u32, lane: u32) {
     restore_state(chunk, lane);
     for (var step = from_step; step < min(to_step, 3u * params.columns + 1u); step++) {

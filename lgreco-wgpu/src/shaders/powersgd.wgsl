@@ -1,15 +1,15 @@
 // PowerSGD of tensors: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the
-// matrix, and `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` has products of thin
-// factors in tiles, and `orthonormal.wgsl` makes columns orthonormal.
+// matrix, and `powersgd_residual.wgsl` compares the factors' product with the matrix. `factors.wgsl` has products of
+// thin factors in tiles, and `orthonormal.wgsl` makes columns orthonormal.
 //
-// The matrix is read as M' = M / 2^e. The power 2^e brings its largest magnitude into [1, 2), so that nothing
-// overflows. Factors lie in bands of rows that fit a binding; a band holds its columns one after the other.
+// The matrix is read as M' = M / 2^e. The power 2^e brings the matrix's largest magnitude into [1, 2), so that nothing
+// overflows. Factors lie in bands of rows that fit a binding; a band is stored in column-major order.
 
 struct Params {
     offset: u32,
     dtype: u32,
-    // A rectangle of M'. `row` and `col` are its first row and column, counted from the start of the bands of P and Q.
-    // `rows` and `cols` are its size. `stride` is the number of values from one row to the next.
+    // A rectangle of M' begins at `row` and `col`, counted from the start of the bands of P and Q. The rectangle has
+    // `rows` rows and `cols` columns. `stride` is the number of values from one row to the next.
     row: u32,
     col: u32,
     rows: u32,
@@ -84,14 +84,15 @@ fn in_inner(i: u32) -> u32 {
     return params.inner + i;
 }
 
-// Writes rows of the start matrix: `rows` of its `all_cols` rows, from `row` on. Each element is an odd multiple of
-// 2^-24.
+// Writes `rows` rows of the start matrix, which has `all_cols` rows, from row `row` on. Each element is an odd multiple
+// of 2^-24.
 @compute @workgroup_size(256)
 fn start(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {
         return;
     }
-    // Four draws are made together. The first and the last four of a column may lie partly outside the band.
+    // A call of `random` gives four elements. The first and the last four elements of a column may lie partly outside
+    // the band.
     let fours = (params.rows + 2u) / 4u + 1u;
     for (var at = group.x * 256u + lane; at < fours * params.columns; at += groups.x * 256u) {
         let column = at / fours;

@@ -1,4 +1,4 @@
-// Products of the matrix, or its transpose, with a factor. Their terms are added up in chunks.
+// Products of the matrix, or its transpose, with a factor. The terms of a product are added up in chunks.
 
 fn terms() -> Terms {
     if (params.transposed != 0u) {

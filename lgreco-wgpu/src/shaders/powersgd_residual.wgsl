@@ -23,7 +23,7 @@ fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
         for (var c = 0u; c < params.columns; c += SIDE) {
             load_slabs(c, params.row + group.x * SIDE, params.col + first_col, lane);
             var done = c;
-            // The ranks whose last column is in this slab.
+            // Measures each rank whose last column is among the loaded columns.
             while (next < params.ranks && sought[params.sought + next] <= min(c + SIDE, params.columns)) {
                 sum = dot_tile(sum, done, sought[params.sought + next], lane / SIDE, lane % SIDE);
                 done = sought[params.sought + next];
@@ -36,7 +36,7 @@ fn residuals(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
             sum = dot_tile(sum, done, min(c + SIDE, params.columns), lane / SIDE, lane % SIDE);
         }
     }
-    // The four quarters of the lanes add their sums in turn, so that room for eight sums of 64 lanes is enough.
+    // The four quarters of the workgroup take turns, because workgroup memory has room for the sums of only 64 lanes.
     for (var quarter = 0u; quarter < 4u; quarter++) {
         workgroupBarrier();
         if (lane / 64u == quarter) {

@@ -24,7 +24,8 @@ fn from_ordered(key: u32) -> u32 {
     return key ^ select(0xffffffffu, SIGN, key >= SIGN);
 }
 
-// The extremes of the buckets of a workgroup's values, if there are few buckets. They have the same form as `extremes`.
+// The extremes of the buckets of a workgroup's values, if there are few buckets. `tops` has the same form as
+// `extremes`.
 const FEW = 64u;
 var<workgroup> tops: array<atomic<u32>, 192>;
 
@@ -41,7 +42,7 @@ fn buckets_of_tile(first: u32) -> vec2<u32> {
     return vec2<u32>(params.first + first, last) / params.bucket;
 }
 
-// Finds the extremes of the tile's buckets, after `clear_tops`. They go to `tops` if there are few buckets, and
+// Finds the extremes of the tile's buckets, after `clear_tops`. The extremes go to `tops` if there are few buckets, and
 // otherwise to `extremes`. The tile's first value has index `first`.
 fn find_extremes(first: u32, lane: u32) {
     let buckets = buckets_of_tile(first);
@@ -96,7 +97,7 @@ fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
     }
 }
 
-// The grid of a bucket with finite values. `bucket` is its number in `extremes`.
+// The grid of a bucket with finite values. `bucket` is the bucket's index in `extremes`.
 fn grid_of(bucket: u32) -> Grid {
     let at = 3u * bucket;
     return grid_from(atomicLoad(&extremes[at]), atomicLoad(&extremes[at + 1u]), atomicLoad(&extremes[at + 2u]));
@@ -227,8 +228,8 @@ fn code_of(i: u32) -> u32 {
     return code & ((1u << params.bits) - 1u);
 }
 
-// The bits of the value of a code. `end` and `other_end` are the ends of its grid as they are sent: the largest
-// magnitude, or the smallest and the largest value.
+// The bits of the value of a code. `end` and `other_end` are the ends of the bucket's grid as the payload has them: the
+// largest magnitude, or the smallest and the largest value.
 fn decoded(code: u32, end: u32, other_end: u32) -> u32 {
     let level = code & ((1u << params.log_levels) - 1u);
     let part = multiply(bitcast<u32>(f32(level)), params.inverse_levels);

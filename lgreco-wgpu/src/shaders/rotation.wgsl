@@ -151,7 +151,7 @@ const MIDDLE = 0u;
 const LOW = 1u;
 const HIGH = 2u;
 
-// The index of value k of an invocation in the block; it grows with k.
+// The index in the block of an invocation's value k. The index grows with k.
 fn index_of(order: u32, k: u32, lane: u32) -> u32 {
     if (order == MIDDLE) {
         return lane / 16u * 256u + lane % 16u + 16u * k;
@@ -219,7 +219,8 @@ fn transform_in_room(len: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// Transforms the block in `own`. Its values are in the order `MIDDLE` before, and in the order `HIGH` afterwards.
+// Transforms the block in `own`. The values are in the order `MIDDLE` before the call, and in the order `HIGH`
+// afterwards.
 fn transform(len: u32, lane: u32) {
     if (len == BLOCK) {
         butterflies(true);

@@ -1,18 +1,19 @@
 // Histograms of a workgroup's values in its own memory, which are added to the device's memory once.
 //
-// Bins with the same number modulo 768 share one place. The first bin that is counted takes the place. The values of
-// other bins of this place are added to the device's memory immediately. Adjacent bins, which contain nearly all values
-// of a tensor, have different places. The sums do not depend on which bin is first.
+// The table has 768 places. Bins with the same number modulo 768 share one place. The first bin that is counted takes
+// the place. Values of the other bins are added to the device's memory immediately. Adjacent bins, which contain nearly
+// all values of a tensor, have different places. The sums do not depend on which bin is first.
 
 const PLACES = 768u; // twelve binades of level 1
 const COUNT_BITS = 15u;
 
-// The bin plus 1, then the number of values in it; 0 if no bin has the place. A workgroup sees at most 2^14 values.
+// Per place: the number of the bin plus 1, then, in the lower bits, the number of values in this bin. 0 if the place is
+// free. A workgroup sees at most 2^14 values.
 var<workgroup> tallies: array<atomic<u32>, 768>;
 // Per place: the sum of numbers below 2^17, then the two words of the sum of numbers below 2^48.
 var<workgroup> tallied: array<atomic<u32>, 2304>;
 
-// Clears the places. All lanes of a workgroup of 256 must call it.
+// Clears the places. All 256 lanes of the workgroup must call this function.
 fn clear_tallies(lane: u32) {
     for (var i = lane; i < PLACES; i += 256u) {
         atomicStore(&tallies[i], 0u);
@@ -23,12 +24,12 @@ fn clear_tallies(lane: u32) {
     workgroupBarrier();
 }
 
-// Counts a value in the bin's place, and returns the place; PLACES if another bin has it.
+// Counts a value in the bin's place, and returns the place. Returns PLACES if another bin has taken the place.
 fn tally(bin: u32) -> u32 {
     let place = bin % PLACES;
     let name = (bin + 1u) << COUNT_BITS;
     var there = atomicLoad(&tallies[place]);
-    // The exchange may fail spuriously.
+    // The weak compare-exchange may fail spuriously, so it is repeated.
     while (there == 0u) {
         let claimed = atomicCompareExchangeWeak(&tallies[place], 0u, name);
         there = select(claimed.old_value, name, claimed.exchanged);

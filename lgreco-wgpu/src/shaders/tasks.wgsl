@@ -1,5 +1,5 @@
-// A dispatch does many tasks. Each works on a piece of a tensor, with separate parameters. A workgroup finds its task
-// from its own number in the dispatch.
+// A dispatch does many tasks. Each task works on a piece of a tensor, with separate parameters. A workgroup finds its
+// task from its own number in the dispatch.
 
 struct Task {
     first: u32, // number of its first workgroup in the dispatch

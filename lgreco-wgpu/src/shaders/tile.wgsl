@@ -13,7 +13,8 @@ fn in_tile(i: u32) -> u32 {
     return i + (i >> 5u);
 }
 
-// Fills the tile with the bits of the values that begin at index `first`, a multiple of 2048. All lanes must call it.
+// Fills the tile with the bits of the values that begin at index `first`, a multiple of 2048. All lanes must call this
+// function.
 fn load_tile(first: u32, lane: u32) {
     if (params.dtype == 0u) {
         for (var i = lane; i < PER_GROUP; i += 64u) {
@@ -22,7 +23,7 @@ fn load_tile(first: u32, lane: u32) {
             }
         }
     } else {
-        // A word has two values.
+        // A word has two 16-bit values.
         for (var i = 2u * lane; i < PER_GROUP; i += 128u) {
             if (first + i < params.count) {
                 let word = values[(params.offset + first + i) >> 1u];

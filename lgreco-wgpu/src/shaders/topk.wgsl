@@ -1,6 +1,7 @@
 // TopK: parameters, tables, and the keys by which magnitudes are compared. `topk_select.wgsl` finds the k-th largest.
 // `topk_energy.wgsl` finds the error of dropped values. `topk_encode.wgsl` and `topk_decode.wgsl` encode and decode
-// payloads. The bins here are those of selection; `few_bits.wgsl` has the bins of values in few bits.
+// payloads. In this file, bins are the histogram bins of the selection; `few_bits.wgsl` has the bins of values in few
+// bits.
 
 struct Params {
     offset: u32,
@@ -54,11 +55,12 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
 // Level 2: per slot and bin the count and the sum of squared rounding errors. Level 3: counts.
 @group(0) @binding(4) var<storage, read_write> fine: array<atomic<u32>>;
-// Per bin of level 1: elements above, energy below (2 words), rounding errors above (2 words).
+// Per bin of level 1: number of elements in higher bins, energy of lower bins (2 words), rounding errors of higher bins
+// (2 words).
 @group(0) @binding(5) var<storage, read_write> prefix: array<u32>;
 @group(0) @binding(6) var<storage, read_write> state: array<Keep>;
-// Numbers of elements above the cut and at it: for each group of 256 blocks of a layer, then for each block of 2048
-// values.
+// Numbers of elements above the cut, and of elements equal to the cut. The sums over groups of 256 blocks of a layer
+// come first, then the numbers of each block of 2048 values.
 @group(0) @binding(7) var<storage, read_write> blocks: array<atomic<u32>>;
 @group(0) @binding(8) var<storage, read_write> payload: array<atomic<u32>>;
 @group(0) @binding(9) var<storage, read_write> results: array<atomic<u32>>;
@@ -110,7 +112,7 @@ fn in_last(slot: u32, bin: u32) -> u32 {
     return in_fine(params.slots * MIDDLES) + slot * LASTS + bin;
 }
 
-// The cut for one k. `keep` comes first; the other fields are found level by level.
+// The cut for one k. `keep` is k; the search finds the other fields level by level.
 struct Keep {
     keep: u32,
     bin: u32,
@@ -122,7 +124,8 @@ struct Keep {
     last: u32,
 }
 
-// A key with the order of magnitudes. Every binade has its own exponent, also among subnormal numbers.
+// Maps a magnitude to a key; keys have the same order as magnitudes. In keys, every binade has its own exponent, also
+// among subnormal numbers.
 fn key(magnitude: u32) -> u32 {
     if (magnitude == 0u) {
         return 0u;

@@ -3,9 +3,9 @@
 const NOWHERE = 0xffffffffu;
 
 // Words of a layer's tables. Each bin has the count of its values, the largest value, and the complement of the
-// smallest. First the tables count the sample by its upper 12 bits. Then they are cleared, and count the 4096 parts of
-// the interval's bin that contains the k-th largest. If the sample has missed the cut, they are cleared again, and
-// count the values by 11, 10 and 10 bits.
+// smallest. First the tables count the sample by its upper 12 bits. Then the tables are cleared, and count the 4096
+// parts of the interval's bin that contains the k-th largest. If the sample has missed the cut, the tables are cleared
+// again, and count the values by 11, 10 and 10 bits.
 const BIN_COUNTS = 0u;
 const BIN_LARGEST = 4096u;
 const BIN_LEAST = 8192u;
@@ -13,7 +13,8 @@ const BIN_LEAST = 8192u;
 const COUNTERS = 12288u;
 
 // Indices of a layer's words, after COUNTERS. BINNED has the counts of the interval's bins. OF_SHARES has sums of
-// counts: for each kind of counts (SAMPLE to SETTLED), over 64 equal shares of its bins.
+// counts. The bins of each kind of counts (SAMPLE to SETTLED) are divided into 64 equal shares, and each share has one
+// sum.
 const BINNED = 0u;
 const OF_SHARES = 4096u;
 const SAMPLE = 0u;
@@ -39,7 +40,8 @@ const BIN_RANK = 4499u;
 // The second has k's rank among the values with these bits.
 const SETTLED_CUT = 4500u;
 
-// A bin and a rank in it, counted from the largest value; NOWHERE if there are fewer values, or the rank is 0.
+// A bin, and a rank in this bin, counted from the largest value. The bin is NOWHERE if there are fewer values than the
+// sought rank, or if that rank is 0.
 struct Picked {
     bin: u32,
     rank: u32,
@@ -52,8 +54,8 @@ fn counted(word: u32) -> u32 {
     return counter(COUNTERS + word);
 }
 
-// Raises a counter to at least x. It skips the atomic if the counter is already large enough, which it is for most
-// lanes.
+// Raises a counter to at least x. If the counter is already large enough, as for most lanes, the function skips the
+// atomic.
 fn raise_counter(at: u32, x: u32) {
     if (counter(at) < x) {
         max_with_counter(at, x);
@@ -88,7 +90,7 @@ fn add_to_table(bin: u32, magnitude: u32, times: u32) {
 }
 
 // Finds the bin with the `rank`-th largest value. The counts begin at word `counts`, in 64 shares of `bins` bins each,
-// a power of two. All 64 lanes must call it.
+// a power of two. All 64 lanes must call this function.
 fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
     let number = number_of(lane);
     let share = pick_lane(number, counted(OF_SHARES + 64u * level + number), rank, lane);
@@ -105,7 +107,8 @@ fn number_of(lane: Lane) -> u32 {
     return 63u - place(lane);
 }
 
-// Finds the bin with the `rank`-th largest value, if each lane has a bin and its count. All 64 lanes must call it.
+// Finds the bin with the `rank`-th largest value, if each lane has a bin and its count. All 64 lanes must call this
+// function.
 fn pick_lane(bin: u32, count: u32, rank: u32, lane: Lane) -> Picked {
     let before = sum_before(lane, vec2<u32>(count, 0u)).x;
     if (lane.index == 0u) {

@@ -1,23 +1,23 @@
 // Finds the cut of a layer, its k-th largest magnitude, with two reads of its values. The second read writes the kept
 // values.
 //
-// A sample gives an interval of magnitudes that contains the k-th largest (`topk_sample.wgsl`). It misses the k-th
-// largest with a chance below 1 in 10^8. The first read counts the values above the interval and at its ends, where
-// there may be many. It gathers the values inside the interval (`topk_gather.wgsl`). Gathered values are counted in
-// 4096 bins. Then the values of the bin with the k-th largest are counted in 4096 parts of this bin. After each of
-// these two counts, a new dispatch begins, in which all workgroups search the counts for the rank
-// (`topk_counters.wgsl`). For each part, its largest and smallest magnitudes are known.
+// A sample gives an interval of magnitudes that contains the k-th largest (`topk_sample.wgsl`). The interval misses the
+// k-th largest with a chance below 1 in 10^8. The first read counts the values above the interval, and the values equal
+// to an end of the interval, which may be many. This read also gathers the values inside the interval
+// (`topk_gather.wgsl`). Gathered values are counted in 4096 bins. Then the values of the bin with the k-th largest are
+// counted in 4096 parts of this bin. After each of these two counts, a new dispatch begins, in which all workgroups
+// search the counts for the rank (`topk_counters.wgsl`). For each part, its largest and smallest magnitudes are known.
 //
 // If all bins together span at most two octaves, a part has one magnitude. The number of magnitudes in a part doubles
 // with each doubling of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the
 // interval. If the k-th largest lies between a part's largest and smallest, all workgroups look through the gathered
-// values. They do so for layers of up to 65,536 values.
+// values. Workgroups do so only for layers of up to 65,536 values.
 //
-// The cut does not depend on the sample. The sample misses it in two cases. Either the k-th largest is not in the
-// interval. Or it lies between the largest and smallest magnitudes of a part, and the workgroups cannot look for it.
-// They cannot if the layer is larger than this, or if some gathered values have no room. In both cases, nothing is kept
-// until all values have been counted three times, by 11, 10 and 10 bits. Values for which there was no room among the
-// entries are read again from the tensor.
+// The cut does not depend on the sample. A sample misses the cut in two cases. In the first case, the k-th largest is
+// not in the interval. In the second case, the k-th largest lies between the largest and smallest magnitudes of a part,
+// but the workgroups cannot look through the gathered values. The reason is a layer of more than 65,536 values, or
+// gathered values that had no room in `entries`. After a miss, all values are counted three times, by 11, 10 and 10
+// bits, before any value is kept. Values that had no room in `entries` are read again from the tensor.
 
 // A layer's cut, and the number of kept values at the cut.
 struct Cut {
@@ -25,7 +25,7 @@ struct Cut {
     ties: u32,
 }
 
-// The rank of the k-th largest within the interval; 0 if it lies above the interval.
+// The rank of the k-th largest within the interval; 0 if the k-th largest lies above the interval.
 fn rank_within() -> u32 {
     let above = counted(ABOVE);
     return params.keep - min(above, params.keep);
@@ -36,7 +36,7 @@ fn is_all_above() -> bool {
     return params.most == 0u && rank_within() == 0u;
 }
 
-// Counts the values in each part of the bin that contains the k-th largest. All 64 lanes must call it.
+// Counts the values in each part of the bin that contains the k-th largest. All 64 lanes must call this function.
 fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     if (lane.index < 6u) {
@@ -78,7 +78,7 @@ fn count_picked(block: u32, first: u32, is_first: bool, lane: Lane) {
     give_shares(FINE, lane.index);
 }
 
-// A gathered magnitude. All reads go through this function, so that tests can count them.
+// A gathered magnitude. All reads of gathered magnitudes go through this function, so that tests can count the reads.
 fn entry(at: u32) -> u32 {
     return entries[at];
 }
@@ -99,7 +99,7 @@ fn level_bins(level: u32) -> u32 {
 }
 
 // After a missed cut: the upper bits of the cut that are known before a level, and k's rank among the values with these
-// bits. After the last level it is the cut. All 64 lanes must call it.
+// bits. After the last level, these bits are the cut. All 64 lanes must call this function.
 fn settled(level: u32, lane: Lane) -> Cut {
     if (level == 0u) {
         return Cut(0u, params.keep);
@@ -111,7 +111,7 @@ fn settled(level: u32, lane: Lane) -> Cut {
 }
 
 // Counts a block's values by the bits of one of the three levels. Skips values whose upper bits differ from the cut's.
-// The block's first value has index `first`. All 64 lanes must call it.
+// The block's first value has index `first`. All 64 lanes must call this function.
 fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     clear_shares(lane.index);
     for (var bin = lane.index; bin < 2048u; bin += 64u) {
@@ -142,15 +142,15 @@ fn settle_block(level: u32, first: u32, is_first: bool, lane: Lane) {
     }
 }
 
-// Represents a cut that the sample has missed. No magnitude is above it.
+// Stands for a cut that the sample has missed. No magnitude is above LOST_CUT.
 const LOST_CUT = Cut(MAGNITUDE, 0u);
 
 fn is_lost(cut: Cut) -> bool {
     return cut.magnitude == MAGNITUDE;
 }
 
-// The cut, once all counts are complete. `was_lost` says that the sample has missed it, and that all values were
-// counted. All 64 lanes must call it.
+// The cut, once all counts are complete. If `was_lost`, the sample has missed the cut, and all values have been
+// counted. All 64 lanes must call this function.
 fn find_cut(was_lost: bool, lane: Lane) -> Cut {
     load_interval();
     if (was_lost) {
@@ -168,8 +168,8 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
 // have room for at most this many magnitudes. All other layers have more room, unless a binding is too small.
 const LOOKED_THROUGH = 32768u;
 
-// The smallest and the largest possible magnitude of the cut, from its part. They are equal if the cut is known or
-// missed.
+// The smallest and the largest possible magnitude of the cut, from its part. Both are equal if the cut is already
+// known, or if the sample has missed it.
 fn possible_range(found: Picked) -> vec2<u32> {
     if (is_all_above()) {
         return vec2<u32>(0u);
@@ -197,7 +197,8 @@ fn possible_range(found: Picked) -> vec2<u32> {
 var<workgroup> sought: array<vec2<u32>, 1>;
 
 // Finds the cut: the value with this rank among the gathered values in the range `between`. Each round narrows the
-// range by six bits. The ends of the interval never share a range with other magnitudes. All 64 lanes must call it.
+// range by six bits. The ends of the interval never share a range with other magnitudes. All 64 lanes must call this
+// function.
 fn look_through(between: vec2<u32>, rank: u32, lane: Lane) -> Cut {
     var cut = Cut(MAGNITUDE, rank);
     if (lane.index == 0u) {
@@ -243,13 +244,14 @@ fn kept_range(cut: Cut) -> vec2<u32> {
     return vec2<u32>(min(select(cut.magnitude, ~counted(LOWEST), cut.magnitude == 0u), high), high);
 }
 
-// The contribution of a value to the numbers of elements above the cut and at it.
+// Whether a value is above the cut, and whether it equals the cut, as numbers to add up.
 fn found(bits: u32, cut: u32) -> vec2<u32> {
     let magnitude = bits & MAGNITUDE;
     return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
 }
 
-// A lane's share of the numbers of a block's values above the cut and at it. The block's first value has index `first`.
+// A lane's share of the number of a block's values above the cut, and of the number equal to the cut. The block's first
+// value has index `first`.
 fn count_found(block: u32, first: u32, cut: u32, lane: u32) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     if (cut == MAGNITUDE) {

@@ -65,7 +65,7 @@ fn refine(dispatch: Dispatch, lane: Lane) {
     count_picked(params.first_block + group.x, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
-// Counts one of the three levels that find a cut which the sample has missed.
+// If the sample has missed the cut: counts values by the bits of one of the three levels of the full search.
 @compute @workgroup_size(64)
 fn settle(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -74,7 +74,7 @@ fn settle(dispatch: Dispatch, lane: Lane) {
     settle_block(params.level, group.x * PER_GROUP, own_block() == 0u, lane);
 }
 
-// Counts each block's values above the cut and at it.
+// Counts each block's values above the cut, and its values equal to the cut.
 @compute @workgroup_size(64)
 fn count_kept(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {
@@ -103,7 +103,7 @@ fn count_kept(dispatch: Dispatch, lane: Lane) {
     }
 }
 
-// Like `count_kept`, but for a known cut and without bins. In few bits, it also finds the range of the kept magnitudes.
+// Like `count_kept`, but for a known cut. In few bits, `count_block` also finds the range of the kept magnitudes.
 @compute @workgroup_size(64)
 fn count_block(dispatch: Dispatch, lane: Lane) {
     if (!begin(dispatch)) {

@@ -8,9 +8,9 @@ fn float96(low: u32, middle: u32, high: u32) -> f32 {
     return (f32(high) * 0x1p32f + f32(middle)) * 0x1p32f + f32(low);
 }
 
-// The energy of the elements in a bin of level 1. It is exact except for the spread of their magnitudes about the mean.
-// The spread is unknown: it is largest if all magnitudes are at the ends of the bin. Half of this largest spread is
-// assumed. The ends are 2^-6 apart, so at most 2^-15 of the energy is lost.
+// The energy of the elements in a bin of level 1. This energy is exact except for the spread of the magnitudes about
+// the mean. The spread is unknown: it is largest if all magnitudes are at the ends of the bin. Half of the largest
+// spread is assumed. The ends of the bin are 2^-6 apart, so at most 2^-15 of the energy is lost.
 fn energy(bin: u32) -> Wide {
     let count = atomicLoad(&bins[in_bins(bin)]);
     if (count == 0u || bin < 64u) {
@@ -91,7 +91,8 @@ fn prefixes(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// The energy of the bins from .. to of level 2. Their magnitudes are assumed to lie in the middles of bins 2^-15 wide.
+// The energy of the bins from .. to of level 2. Each magnitude is assumed to lie in the middle of its bin, which is
+// 2^-15 wide.
 fn middle_energy(slot: u32, base: f32, unit: i32, from_bin: u32, to_bin: u32) -> Wide {
     var sum = Wide(0.0, 0);
     for (var middle = from_bin; middle < to_bin; middle++) {

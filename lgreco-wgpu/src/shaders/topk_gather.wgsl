@@ -1,14 +1,14 @@
 // The first read of a layer's values: which values are gathered, and which are only counted.
 
-// The magnitudes that a workgroup gathers. In `settle_block`, counts of magnitudes.
+// The magnitudes that a workgroup gathers. `settle_block` uses the same memory for counts of magnitudes.
 var<workgroup> gathered: array<atomic<u32>, 2048>;
-// Numbers of the workgroup's values that are gathered, above the interval, at its upper end, and at its lower end. The
-// last two words are like LOWEST and HIGHEST.
+// Numbers of the workgroup's values: gathered values, values above the interval, values equal to its upper end, and
+// values equal to its lower end. The last two words are like LOWEST and HIGHEST.
 var<workgroup> own_ends: array<atomic<u32>, 6>;
 // A bit for each exponent that occurs.
 var<workgroup> own_octaves: array<atomic<u32>, 8>;
 
-// Begins a workgroup's first read. All 64 lanes must call it.
+// Begins a workgroup's first read. All 64 lanes must call this function.
 fn begin_gathering(lane: Lane) {
     clear_shares(lane.index);
     if (lane.index < 6u) {
@@ -20,8 +20,8 @@ fn begin_gathering(lane: Lane) {
     find_interval(lane);
 }
 
-// A lane's numbers of values above the interval, at its upper end and at its lower end. The last two words are like
-// LOWEST and HIGHEST.
+// A lane's numbers of values above the interval, equal to its upper end, and equal to its lower end. The last two words
+// are like LOWEST and HIGHEST.
 var<private> seen: array<u32, 5>;
 
 fn gather(magnitude: u32) {
@@ -46,15 +46,15 @@ fn see(magnitude: u32) {
     }
 }
 
-// Index of a block's record. The record first has the place in `entries` of the values that the block gathered, or
-// NOWHERE if they did not fit. The number of these values follows. Then come the numbers of the block's values above
-// the interval, at its upper end and at its lower end.
+// Index of a block's record. The record has the place in `entries` of the values that the block gathered, or NOWHERE if
+// these values did not fit. The number of gathered values follows. Then come the numbers of the block's values above
+// the interval, equal to its upper end, and equal to its lower end.
 fn record_of(block: u32) -> u32 {
     return 4u * block;
 }
 
 // Ends a workgroup's first read. `is_first` marks the layer's first block, which writes the interval. All 64 lanes must
-// call it.
+// call this function.
 fn end_gathering(block: u32, is_first: bool, lane: u32) {
     for (var i = 0u; i < 3u; i++) {
         if (seen[i] != 0u) {
@@ -109,7 +109,8 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
 }
 
 // Adds `count` values of this magnitude to its bin of the interval. Atomics rarely collide: few values are gathered,
-// and those at the interval's ends are added together. Equal magnitudes, which are common in 16-bit types, do collide.
+// and values equal to an end of the interval are added in one call. Equal magnitudes, which are common in 16-bit types,
+// do collide.
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);

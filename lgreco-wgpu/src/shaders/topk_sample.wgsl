@@ -7,9 +7,9 @@ const BETWEEN = 4094u;
 // Bits of a magnitude that span four powers of two.
 const FOUR_OCTAVES = 1u << 25u;
 
-// An interval of magnitudes from `bound` to `ceiling`. Each end has its own bin. The bins between them have 2^shift
-// magnitudes each, from `base` on. The first of these bins also has all smaller magnitudes, and the last has all larger
-// ones.
+// An interval of magnitudes from `bound` to `ceiling`. Each end has its own bin. The bins between the ends have 2^shift
+// magnitudes each, from `base` on. The first of the bins between also has all smaller magnitudes, and the last has all
+// larger magnitudes.
 struct Interval {
     bound: u32,
     ceiling: u32,
@@ -28,8 +28,8 @@ fn draws() -> u32 {
     return PER_GROUP >> params.stratum;
 }
 
-// Adds a magnitude to the sample. Before, the caller clears the workgroup's shares; afterwards, it adds them to the
-// layer's.
+// Adds a magnitude to the sample. Before the first call, the caller clears the workgroup's shares. After the last call,
+// the caller adds these shares to the layer's.
 fn add_to_sample(magnitude: u32) {
     add_to_table(magnitude >> SAMPLE_SHIFT, magnitude, 1u);
     raise_counter(COUNTERS + HIGHEST_SAMPLED, magnitude);

@@ -1,6 +1,6 @@
 // The k-th largest magnitudes, for all k of a row together. Level 1 counts keys by their upper 15 bits. In bins that
-// contain a k-th largest value, level 2 counts keys by the next 9 bits. In such bins of level 2, level 3 counts keys by
-// the last 8. Then every k-th largest value is known exactly.
+// contain a k-th largest value, level 2 counts keys by the next 9 bits. In bins of level 2 that contain a k-th largest
+// value, level 3 counts keys by the last 8 bits. After level 3, every k-th largest value is known exactly.
 
 // Adds x to a number of 96 bits, whose words lie BINS apart. x.y must be less than 2^32 - 1.
 fn add_bin(at: u32, x: vec2<u32>) {
@@ -90,7 +90,8 @@ fn histogram_1(dispatch: Dispatch, lane: Lane) {
 
 var<workgroup> counts: array<u32, 256>;
 
-// The number of the lane's run of equal neighbours in `counts`, counted from 0.
+// `counts` consists of runs of equal entries. Returns the number of the run that contains the lane's entry, counted
+// from 0.
 fn number(lane: u32) -> u32 {
     var number = 0u;
     for (var other = 1u; other <= lane; other++) {
@@ -99,7 +100,7 @@ fn number(lane: u32) -> u32 {
     return number;
 }
 
-// Whether a lane is the first of its run of equal neighbours. It then acts for all lanes of the run.
+// Whether a lane is the first of its run of equal entries in `counts`. The first lane acts for all lanes of the run.
 fn is_first(lane: u32) -> bool {
     return lane == 0u || counts[lane] != counts[lane - 1u];
 }

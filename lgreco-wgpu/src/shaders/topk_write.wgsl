@@ -1,8 +1,8 @@
-// Writes TopK's payloads: all values above the cut, and the first of the values at the cut. `put_kept` writes a value
-// as it is sent, and `put_position` the bits of its position.
+// Writes TopK's payloads: all values above the cut, and the first values equal to the cut. `put_kept` writes a value as
+// it is sent, and `put_position` the bits of its position.
 
-// Statistics of some values: the number above the cut, the number at the cut, and the range of the kept magnitudes. The
-// range is the complement of the smallest nonzero magnitude, and the largest magnitude.
+// Statistics of some values: the number above the cut, the number equal to the cut, and the range of the kept
+// magnitudes. `lowest` is the complement of the smallest nonzero magnitude.
 struct Kept {
     sum: vec2<u32>,
     lowest: u32,
@@ -25,11 +25,11 @@ fn kept_of(lane: Lane, own: Kept) -> Kept {
     return Kept(sum, lowest, largest_of(lane, 64u, own.highest));
 }
 
-// Number of blocks whose counts share a sum.
+// Number of blocks whose counts are added to the same partial sum.
 const TOGETHER = 256u;
 
-// Stores how many of a block's values are above the cut and at it. The block is number `own` of its layer. One lane
-// calls it.
+// Stores the number of a block's values above the cut, and the number equal to the cut. The block is number `own` of
+// its layer. Only one lane calls the function.
 fn count_block_as(block: u32, own: u32, kept: vec2<u32>) {
     let at = params.block_counts + 2u * block;
     atomicStore(&blocks[at], kept.x);
@@ -43,7 +43,7 @@ fn two_counts(at: u32) -> vec2<u32> {
     return vec2<u32>(atomicLoad(&blocks[at]), atomicLoad(&blocks[at + 1u]));
 }
 
-// The sums of the counts of the layer's blocks before this one. All 64 lanes must call it.
+// The sums of the counts of all earlier blocks of the layer. All 64 lanes must call this function.
 fn known_before(block: u32, own: u32, lane: Lane) -> vec2<u32> {
     var sum = vec2<u32>(0u, 0u);
     for (var together = lane.index; together < own / TOGETHER; together += 64u) {
@@ -68,7 +68,7 @@ fn is_in_window(word: u32) -> bool {
 }
 
 // Skips a block if none of its values is written to the window. The block's first value has index `first`. `known` has
-// the numbers of values above and at the cut before the block.
+// the numbers of values before the block that are above the cut, and equal to it.
 fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<u32>) {
     let after = known + two_counts(params.block_counts + 2u * block);
     let start = known.x + min(known.y, ties);
@@ -86,8 +86,8 @@ fn skip_unless_written(block: u32, first: u32, cut: u32, ties: u32, known: vec2<
 }
 
 // Writes the kept values of the tile. The tile's first value has index `first`. All values above the cut are kept, and
-// the layer's first `ties` values at the cut. `known` has the numbers of values above and at the cut before the tile.
-// All lanes must call it.
+// the layer's first `ties` values equal to the cut. `known` has the numbers of values before the tile that are above
+// the cut, and equal to it. All lanes must call this function.
 fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     let start = place(lane) * ROW;
     let end = min(start + ROW, params.count - first);

@@ -1,5 +1,5 @@
-// A tensor's values, as the trainer keeps them. `params.offset` is the first value's place in the binding; for 16-bit
-// values it is even.
+// A tensor's values, in the element type that the trainer uses. `params.offset` is the first value's place in the
+// binding; for 16-bit values it is even.
 
 @group(0) @binding(1) var<storage, read> values: array<u32>;
 
