@@ -201,8 +201,8 @@ fn coded(i: u32) -> u32 {
     return tile[in_tile(i / params.bits * ROW) + i % params.bits];
 }
 
-// Writes the codes of the tile's values to `words`. The tile's first value has index `first`. All lanes must call it,
-// once the tile is filled and the grids exist.
+// Writes the codes of the tile's values to `words`. The tile's first value has index `first`. All lanes must call this
+// function, after the tile is filled and the grids exist.
 fn write_codes(first: u32, lane: u32) {
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);

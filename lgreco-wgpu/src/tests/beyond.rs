@@ -33,7 +33,7 @@ fn check_qsgd(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], bucket: u6
     for kernel in kernels {
         let told = tasks::<qsgd::Params>(recorded, kernel);
         for Told { params, bindings, .. } in &told {
-            // Numbers wrap around, as in the shaders.
+            // Unsigned differences wrap around, as in the shaders.
             let in_table = |value: u32| (value / params.bucket).wrapping_sub(params.first_bucket);
             let (first, last) = (in_table(params.first), in_table(params.first + (params.count - 1)));
             assert!(first >= params.first_grid && last < params.first_grid + params.buckets && first <= last);
@@ -217,9 +217,9 @@ fn check_histograms(recorded: &[Rehearsed], whole: Whole) {
     }
 }
 
-/// Asserts that these kernels read all values once, one block after another. The kernel that writes must then read all
-/// values once for each window of written words. The windows must cover all words: first the windows of values, each
-/// with the first window of positions, and then the other windows of positions.
+/// Asserts that these kernels read all values once, one block after another. Then `write_kept` must read all values
+/// once for each window of written words. The windows must cover all words. First come the windows of values, each with
+/// the first window of positions, and then the other windows of positions.
 fn check_blocks(recorded: &[Rehearsed], whole: Whole, kernels: &[&str], [sent, positions]: [Vec<u64>; 2]) {
     let blocks = whole.elements.div_ceil(2048);
     let mut windows = Vec::new();
@@ -312,7 +312,8 @@ fn rows_of_topk_cover_every_value() {
             let (all, each) = (u64::from(most).next_multiple_of(32), backend.gpu().piece_len() as u64);
             let windows = (0..all.div_ceil(each)).map(|number| each.min(all - number * each)).collect();
             check_blocks(&recorded, whole, &["count_block"], [windows, vec![]]);
-            // The kept values are in separate chunks, and are read once for each of the two values of k.
+            // The kept values are in separate chunks. For each of the two values of k, a kernel reads the kept values
+            // once.
             let told = tasks::<topk::Params>(&recorded, "add_to_sums");
             let kept = Whole { start: None, bytes: 4, elements: most.into() };
             let seen =

@@ -1,5 +1,5 @@
 //! Tests the bins of TopK in few bits, in payloads and rows, for magnitudes that the common suites do not have. Also
-//! plants faults in shaders.
+//! checks that these tests find faults planted in the shaders.
 
 use super::{ROWS, backend, cut};
 use crate::WgpuBackend;
@@ -33,7 +33,7 @@ fn values() -> Vec<Vec<f32>> {
         of(9000, &|_, word| largest - word % 1000),
         of(300, &|i, _| if i % 2 == 0 { largest } else { 1 }),
         of(1, &|_, _| 0x3f80_0001),
-        // The largest values come last.
+        // In this list, the largest values come last.
         of(5000, &|i, _| 0x3000_0000 + (i << 16)),
     ]
 }
@@ -129,8 +129,8 @@ fn rows_of_any_magnitudes_are_the_cores() {
     [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
 }
 
-/// There are more candidates than a dispatch can have workgroups in one dimension, than fit the workspace, and than are
-/// selected together.
+/// The candidates of this test exceed three limits: the workgroups of a dispatch in one dimension, the workspace, and
+/// the number of k that are selected together.
 #[test]
 fn rows_of_many_candidates_are_the_cores() {
     let values = uniform(20_000, 3);
@@ -144,8 +144,8 @@ fn rows_of_many_candidates_are_the_cores() {
     }
 }
 
-/// Asserts that `check` fails for each fault in a shader, with a message that contains `says`. Tensors have several
-/// workgroups, or several pieces and windows.
+/// Asserts that `check` fails for each fault in a shader, with a message that contains `says`. The tested tensors have
+/// several workgroups, or several pieces and windows.
 fn check_faults(check: fn(&mut WgpuBackend), says: &str, faults: &[(&'static str, &'static str)]) {
     if backend().is_none() {
         return;

@@ -112,8 +112,8 @@ fn adding(source: &str) -> [Vec<String>; 2] {
 fn loops_over_values_count_in_workgroup_memory() {
     for shader in Shader::ALL {
         let (in_workgroup, in_storage): (&[&str], &[&str]) = match shader {
-            // These kernels add some values to storage: values of a sample, and values for whose bin workgroup memory
-            // has no free slot.
+            // These kernels add only few values directly to storage: sampled values, and values of bins for which
+            // workgroup memory has no free slot.
             Shader::TopK => (
                 &[
                     "histogram_1",

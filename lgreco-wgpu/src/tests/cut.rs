@@ -93,10 +93,10 @@ fn cases(all: Vec<Vec<f32>>, first: usize) -> Vec<Case> {
     all.into_iter().enumerate().flat_map(of).collect()
 }
 
-/// Lengths of layers with different sampling rates. One layer has few values, and one has more workgroups than share a
-/// sum of counts.
+/// Lengths of layers with different sampling rates. The first layer has few values, and the last has more workgroups
+/// than one partial sum of counts covers.
 const LENS: [usize; 3] = [5000, 70_001, 600_000];
-/// Lengths of small layers. The sample has no values, few values, or enough values of them.
+/// Lengths of small layers. From these layers, the sample draws no values, few values, or enough values.
 const SMALL_LENS: [usize; 8] = [1, 3, 64, 100, 1000, 4096, 9000, 20_000];
 
 /// Returns cases with layers of all these lengths, and with every third k for each layer.
@@ -113,7 +113,8 @@ fn natural_cases() -> Vec<Case> {
     all
 }
 
-/// Returns cases with unusual values, so few that workgroups look through all gathered values.
+/// Returns cases of small layers with unusual values. Such layers are so small that workgroups may look through all
+/// gathered values.
 fn small_odd_cases() -> Vec<Case> {
     let mut all = of_lens(&SMALL_LENS, odd);
     all.extend(next_to_each_other().into_iter().flat_map(|values| [21, 22].map(|keep| (values.clone(), full(keep)))));
@@ -124,14 +125,14 @@ fn small_odd_cases() -> Vec<Case> {
         all.extend(keeps.into_iter().enumerate().map(|kept| (values.clone(), setting(kept))));
     }
     all.extend([97, 98, 99].map(|keep| (in_every_round(), full(keep))));
-    // Not all values of this layer would fit, but the gathered values do.
+    // The memory for gathered values is smaller than this layer, but its gathered values fit.
     all.push((odd(50_000).swap_remove(3), full(500)));
     all
 }
 
-/// Returns tensors with many adjacent magnitudes, so that the sample says little about the k-th largest. A tensor has
-/// only these, or also far smaller values, far larger values, or both. In some tensors, nearly all values are far
-/// larger, so that the sample may have none of the adjacent magnitudes. Some tensors resemble those of [`apart`].
+/// Returns tensors with many adjacent magnitudes, so that the sample says little about the k-th largest. Some tensors
+/// also have far smaller values, far larger values, or both. In the last tensor, most values are far larger, so that
+/// the sample may have none of the adjacent magnitudes.
 pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     let near = |least: u32, among: f32| move |x: f32| f32::from_bits(least + (among * x) as u32);
     let (some, many) = (near(0x3f80_0000, 300.0), near(0x3f80_0000, 5e5));
@@ -146,8 +147,8 @@ pub(super) fn close(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// Returns values for which the sample has none of the five smallest. The lowest part of the lowest bin then has four
-/// of the five, and three of these are equal. This part ends at the fifth.
+/// Returns values of which the sample has none of the five smallest. The lowest part of the lowest bin then contains
+/// the four smallest values, three of which are equal. This part ends at the fifth smallest value.
 fn around_the_lowest_bin() -> Vec<f32> {
     let base = 1f32.to_bits() - (1 << 26);
     let bits = |i| match i {
@@ -159,8 +160,8 @@ fn around_the_lowest_bin() -> Vec<f32> {
     numbers(100, |i, _| f32::from_bits(bits(i)))
 }
 
-/// Like [`around_the_lowest_bin`], but the part spans a large range of magnitudes, and three of the smallest values
-/// differ only in their last bits.
+/// Like [`around_the_lowest_bin`], but the lowest part spans a large range of magnitudes, and three of the smallest
+/// values differ only in their last bits.
 fn in_every_round() -> Vec<f32> {
     let bits = |i| match i {
         7 => 1,
@@ -182,8 +183,8 @@ fn odd_cases() -> Vec<Case> {
     all
 }
 
-/// Returns a case in which more values are gathered than fit, and in which other magnitudes are adjacent to the k-th
-/// largest.
+/// Returns a case in which more values are gathered than have room, and in which the k-th largest has adjacent
+/// magnitudes.
 fn too_many() -> Case {
     let len = 60_000;
     let small = |x: f32| f32::from_bits(0x1e3c_e508 + (2000.0 * x) as u32);
@@ -201,9 +202,9 @@ fn check_cuts(check: impl Fn(&mut WgpuBackend, &[Case])) {
     check(&mut backend, &odd_cases());
 }
 
-/// Returns two tensors of two adjacent magnitudes, with 20 values far above these. The bits of the lower magnitude are
-/// an even number in one tensor and an odd number in the other. So in one tensor, both magnitudes lie in the same part
-/// of a bin.
+/// Returns two tensors, each with two adjacent magnitudes, 20 larger values, and smaller values. The bits of the lower
+/// adjacent magnitude are even in one tensor and odd in the other. So in one tensor, both adjacent magnitudes lie in
+/// the same part of a bin.
 fn next_to_each_other() -> [Vec<f32>; 2] {
     [0x3fc0_0000, 0x3fc0_0001].map(|least| {
         numbers(5000, |i, x| match i {
@@ -247,11 +248,11 @@ fn cuts_near_the_last_value_that_is_not_zero_are_not_lost() {
     }
 }
 
-/// Edits with which shaders count loads. Each has a text of the shader, and the replacement that counts.
+/// Edits that make shaders count loads. Each edit has a text of the shader, and a replacement that also counts.
 type Counts = &'static [(Shader, &'static str, &'static str)];
 
-/// Edits that count loads of values and of gathered magnitudes in the last words of the counters. Loads of the kernel
-/// that writes values are counted in the last bin, which settings of fewer than 8 bits do not use.
+/// Edits that count loads of values and of gathered magnitudes in the last words of the counters. Loads by the kernel
+/// that writes values are counted in bin 127, which settings of fewer than 8 bits do not use.
 const IN_TENSOR: Counts = &[
     (
         Shader::TopK,
@@ -306,8 +307,9 @@ fn loads_of_tensor(backend: &mut WgpuBackend, case: &Case) -> [usize; 2] {
 /// Largest number of values of a layer for which all gathered values always fit.
 const MOST_WITH_ROOM: usize = 1 << 15;
 
-/// The numbers of the layers with many adjacent magnitudes. In these layers, all values within a sixteenth of an octave
-/// are gathered, and are read again if they do not fit. The sample may also miss the cut.
+/// Indices of the layers with many adjacent magnitudes, in the list of this test. In these layers, all values within a
+/// sixteenth of an octave are gathered, and are read again if they do not fit. The sample of these layers may also miss
+/// the cut.
 const NEXT_TO_EACH_OTHER: [usize; 4] = [9, 10, 11, 12];
 
 #[test]
@@ -328,8 +330,8 @@ fn values_are_read_twice() {
                 // after the last value, so that the sample has fewer values.
                 assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
                 if len <= MOST_WITH_ROOM {
-                    // All workgroups may look through the gathered values up to six times. For natural layers, none
-                    // does.
+                    // All workgroups may look through the gathered values up to six times. For natural layers, no
+                    // workgroup does.
                     let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
                     assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
                 } else {
@@ -346,7 +348,7 @@ fn values_are_read_twice() {
     }
 }
 
-/// An edit with which the sample is so misleading that it misses cuts.
+/// An edit that makes the sample's interval wrong, so that it does not contain the k-th largest.
 pub(super) const MISLEADING: (&str, &str) = ("BIN_COUNTS, 64u, params.most, lane)", "BIN_COUNTS, 64u, 1u, lane)");
 
 /// Payloads must depend neither on the sampled values nor on the bounds that come from the sample.
@@ -360,7 +362,7 @@ fn a_sample_that_misleads_changes_no_bit() {
     let of = |values: Vec<f32>| settings.map(|setting| (values.clone(), setting));
     let mut cases: Vec<Case> = natural(len).into_iter().take(4).flat_map(of).collect();
     cases.push((apart(len), full(len / 2 + 40)));
-    // The number is the least number of tensors for which the cut must be missed.
+    // Each edit comes with the least number of tensors for which the sample must miss the cut.
     for (text, instead, lost) in [
         (MISLEADING.0, MISLEADING.1, 9),
         ("BIN_COUNTS, 64u, params.least, lane)", "BIN_COUNTS, 64u, 4000u, lane)", 8),
@@ -372,7 +374,7 @@ fn a_sample_that_misleads_changes_no_bit() {
         ("bound = ~counter(BIN_LEAST + lower.bin);", "bound = 0u;", 0),
         ("ceiling = counter(BIN_LARGEST + upper.bin);", "ceiling = MAGNITUDE;", 0),
         ("params.most_entries", "0u", 0),
-        // The values of some blocks fit, and those of others do not.
+        // With this edit, the gathered values of some blocks have room, and the gathered values of others have none.
         ("params.most_entries", "1000u", 0),
     ] {
         let mut backend = backend().expect("the device there was before");
@@ -383,15 +385,15 @@ fn a_sample_that_misleads_changes_no_bit() {
     }
 }
 
-/// After a missed cut, the error names the first kept value that f16 cannot represent, even if an earlier value that is
-/// not kept is also too large.
+/// After a missed cut, the error names the first kept value that f16 cannot represent. Earlier values that are too
+/// large but not kept must not be named.
 #[test]
 fn values_too_large_to_be_sent_are_named_after_a_lost_cut() {
     let Some(mut backend) = backend() else { return };
     backend.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let len = 70_001;
     let mut values = apart(len);
-    // The large values, at even positions, are too large for f16. The second k keeps only some of them.
+    // The large values, at even positions, are too large for f16. The second k keeps only some of the large values.
     values.iter_mut().for_each(|x| *x *= 1e-12);
     values.iter_mut().skip(1).step_by(4).for_each(|x| *x = x.signum() * 1e-29);
     let gradient = Gradient::new(Values::F32(&values), Shape::new(len, 1).unwrap()).unwrap();
@@ -474,8 +476,8 @@ fn faults_in_the_search_for_a_cut_are_found() {
     cases.retain(|(values, _)| values.len() < 300_000);
     cases.extend([full(6000), few(300_000, 4)].map(|setting| (natural(600_000).swap_remove(5), setting)));
     cases.extend([few(2000, 4), few(5000, 3)].map(|setting| (natural(5000).swap_remove(3), setting)));
-    // Faults that change no bits, but with which the sample misses more cuts. Also faults in the last round, which
-    // other layers do not reach.
+    // Most of these faults change no bits, but make the sample miss more cuts. The first fault omits the last round of
+    // the search, which only few layers reach.
     let costly = [
         ("round < 7u", "round < 6u"),
         ("add_to_bin_of(interval.bound, lower);", ""),

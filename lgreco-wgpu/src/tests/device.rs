@@ -60,7 +60,7 @@ fn methods_without_kernels_are_refused_by_name() {
         let refused = backend.encode(&setting[0], &full.gradients()[0], Stream::default(), &mut [], &mut [0; 2000]);
         assert!(matches!(refused, Err(lgreco::Error::Device { .. })), "{refused:?}");
         assert_eq!(backend.failure(), expected.as_ref());
-        // Searches may ask for rows of such methods, which the CPU measures.
+        // A search may offer methods without kernels. The CPU must measure their rows.
         for gradient in [full.gradients()[0], empty.gradients()[0]] {
             is_measured_on_the_cpu(
                 &mut backend,
@@ -125,7 +125,8 @@ fn what_is_wrong_with_a_job_comes_with_its_number() {
     assert_eq!((failed.job, backend.failure()), (Some(1), Some(&sides)));
 }
 
-/// The sums of gradient and residual do not fit a buffer. They take twice as many bytes as a gradient in bf16.
+/// The sums of gradient and residual do not fit a buffer, because these f32 values take twice as many bytes as the
+/// gradient in bf16.
 #[test]
 fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let limits =
@@ -173,7 +174,7 @@ fn a_device_that_does_nothing_accepts_every_call() {
     assert!(backend.held_bytes() > 0);
 }
 
-/// If the driver refuses a call, that call must return the error, and not only log it.
+/// If the driver refuses a call, the call must return the error. Logging the error is not enough.
 #[test]
 fn what_the_driver_refuses_reaches_the_caller() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -230,8 +231,8 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("powersgd: a row times a triangle, by fours of columns", (1..=rank / 4).map(|fours| fours + 1 + 4).sum()),
-        // The first terms are for a norm, a rotation, and the sums of all widths. The last term is for two transforms,
-        // sums in rounds of 64 lanes, and two quotients, for each width.
+        // The first two terms count a norm, and a rotation with the sums of all widths. The last term counts two
+        // transforms, sums in rounds of 64 lanes, and two quotients, for each width.
         ("eden: a block under all widths", (64 + 53 + 54) + (900 + 16 * 8 * 9) + 8 * (2 * 900 + 2 * 64 * 9 + 3 * 54)),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
@@ -255,7 +256,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             }
         }
     }
-    // If this check fails, drivers no longer end loops early, and the bounds above may be removed.
+    // The driver must run the whole loop, or end the loop after 65,535 iterations, as the bounds above assume.
     let Some(mut backend) = backend() else { return };
     let counted = counted_iterations(&mut backend, 70_000);
     assert!(counted == 70_000 || counted == 65_535, "{counted}");

@@ -1,5 +1,5 @@
-//! Devices that tests share, so that most tests need not compile kernels again. Also changes that tests make to
-//! shaders.
+//! Devices that tests share, so that most tests need not compile kernels again. This file also has the changes that
+//! tests make to shaders.
 
 use super::{poisoned, skipped};
 use crate::WgpuBackend;
@@ -8,8 +8,8 @@ use crate::kernels::{Kernel, Kernels, Shader};
 use std::collections::HashMap;
 use std::sync::{Mutex, Once};
 
-/// A kind of device. It has those of these features that the adapter has, and either the adapter's limits or [`small`]
-/// limits.
+/// A kind of device. Of `features`, the device has all that the adapter supports. Its limits are the adapter's, or
+/// [`small`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Kind {
     pub(super) features: wgpu::Features,
@@ -44,7 +44,7 @@ pub(super) fn alone() -> Option<WgpuBackend> {
     Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
 }
 
-/// Returns a backend whose device has those of these features that the adapter has.
+/// Returns a backend whose device has all of `features` that the adapter supports.
 pub(super) fn with(features: wgpu::Features) -> Option<WgpuBackend> {
     of_kind(Kind { features, is_small: false })
 }

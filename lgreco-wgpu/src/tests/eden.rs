@@ -83,8 +83,8 @@ fn magnitudes_of_all_sizes_are_as_in_the_core() {
     }
 }
 
-/// If the coordinates of a block are nearly grid points, its error is measured by decoding. There are also blocks of
-/// zeros.
+/// If the coordinates of a block are nearly grid points, its error is measured by decoding. Some tested blocks have
+/// only zeros.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend() else { return };

@@ -32,7 +32,7 @@ impl ResidualDevice for WgpuBackend {
 
     fn bytes(&mut self, kept: &Kept) -> Vec<u8> {
         let mut bytes = all_bytes(self, kept);
-        // The bytes beyond this length pad the last word.
+        // Bytes beyond the format's length only pad the last word.
         bytes.truncate(kept.storage.bytes(kept.elements) as usize);
         bytes
     }
@@ -80,8 +80,8 @@ fn residuals_are_worked_on_in_pieces() {
     check(&mut backend, (rows, cols), setting, 1.0, Storage::F32);
 }
 
-/// Other backends read the buffer's bytes, and files contain them. The lengths are such that the last word has any
-/// number of codes, and that a word has exponents of one workgroup or of several.
+/// The buffer's bytes must equal the core's, because other backends and files use them. With these lengths, the last
+/// word of codes is full or partly full. A word of exponents comes from one workgroup or from several.
 #[test]
 fn the_buffer_holds_the_cores_bytes() {
     for mut backend in [backend(), cut()].into_iter().flatten() {
@@ -110,7 +110,7 @@ fn check_bytes(backend: &mut WgpuBackend, storage: Storage, elements: usize) {
         backend.step(&setting, &gradient, &mut kept, 1.0, stream, &mut payload).unwrap();
     }
     let found = all_bytes(backend, &kept);
-    // Both are padded with zeros up to the end of the last word.
+    // The buffer and the core's words are padded with zeros up to the end of the last word.
     let expected = &bytemuck::cast_slice::<u64, u8>(&words)[..found.len()];
     let differs = found.iter().zip(expected).position(|(a, b)| a != b);
     assert_eq!(differs, None, "{storage:?}, {elements} elements");

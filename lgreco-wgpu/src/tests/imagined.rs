@@ -1,4 +1,5 @@
-//! A device whose buffers have a size but no memory. With it, tests inspect the commands that a call would record.
+//! A device whose buffers have a size but no memory. With such a device, tests inspect the commands that a call would
+//! record.
 
 use super::devices::small;
 use crate::WgpuBackend;
@@ -93,7 +94,8 @@ pub(super) struct Seen {
     pub(super) most_of_each: u64,
 }
 
-/// A tensor. `start` is its first byte in its buffer, or `None` if each [`PIECE`] values have a separate buffer.
+/// A tensor. `start` is the offset of the first byte in the tensor's buffer, or `None` if every [`PIECE`] values have a
+/// separate buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Whole {
     pub(super) start: Option<u64>,

@@ -9,28 +9,29 @@ use lgreco::compress::{Candidates, eden::Eden, qsgd::Qsgd};
 use lgreco::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco::rng::Stream;
 
-/// Number of values for one kind of values, and in full runs for all kinds.
+/// Number of values for all kinds of values in full runs, and for one kind in other runs.
 const MOST: usize = 1 << 24;
-/// Number of values for the other kinds.
+/// Number of values for most kinds of values in runs that are not full.
 const FEWER: usize = 1 << 21;
 
 /// Bound on the relative error of an addition of nonnegative numbers.
 const ADDITION: f64 = 1.0 / (1 << 23) as f64;
 /// Error bound of QSGD's sums: the number of additions through which a value passes, times the error of one addition.
-/// An invocation adds 32 values and at most 32 buckets, and the sum over 64 invocations has 6 levels. Then, two times,
-/// a lane adds 64 records, and the sum over 64 lanes has 6 levels. The last 10 are for the rounding of the terms.
+/// An invocation adds 32 values and at most 32 buckets, and the sum over 64 invocations has 6 levels. Records are added
+/// twice: each time a lane adds 64 records, and the sum over 64 lanes has 6 levels. The summand 10 allows for the
+/// rounding of the terms.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
-/// Error bound of TopK's sums. The terms count additions: 70 for the bins of a share, which occurs twice; 32 for 16
-/// groups of 16 shares; 48 for 16 groups of 32 bins of level 2; and 32 for 16 groups of 16 bins of level 3. The last 10
-/// are for the rounding of the terms. The differences of the values inside a bin add 2^-15.
+/// Error bound of TopK's sums. The summands count additions: 70 for the bins of a share, twice; 32 for 16 groups of 16
+/// shares; 48 for 16 groups of 32 bins of level 2; and 32 for 16 groups of 16 bins of level 3. The summand 10 allows
+/// for the rounding of the terms. The differences of the values inside a bin add 2^-15.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
-/// Error bound of TopK in few bits. There is one more term, and the sum over the bins has seven levels. The statistics
-/// of the bins are exact.
+/// Error bound of TopK in few bits. To TopK's bound, the sum over the bins adds seven levels, and the rounding of its
+/// terms adds 10. The statistics of the bins are exact.
 const FEW_BITS: f64 = TOPK + (7 + 10) as f64 * ADDITION;
 
-/// Error bound of EDEN's sums. An invocation adds 16 coordinates, and the sum over 256 invocations has 8 levels. After
-/// that, records are added as for QSGD. The last 20 are for the rounding of the terms.
+/// Error bound of EDEN's sums. An invocation adds 16 coordinates, and the sum over 256 invocations has 8 levels.
+/// Records are added as for QSGD. The summand 20 allows for the rounding of the terms.
 const EDEN: f64 = (16 + 8 + 2 * (64 + 6) + 20) as f64 * ADDITION;
 
 /// Returns element `i` of a permutation of the 32-bit numbers that looks random.
@@ -69,7 +70,7 @@ fn check(value: impl Fn(usize) -> f32) {
     }
 }
 
-/// Like [`check`], for one row of a gradient; `bound` is the allowed relative difference from the core's.
+/// Like [`check`], for one row of a gradient; `bound` is the allowed relative difference from the core's row.
 fn check_row(backend: &mut WgpuBackend, gradient: Gradient<'_>, candidates: Candidates<'_>, bound: f64) {
     assert!(bound < super::ROWS);
     let jobs = [Job { gradient, candidates, stream: Stream::default() }];

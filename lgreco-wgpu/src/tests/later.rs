@@ -54,7 +54,7 @@ fn rows_need_no_wait_no_readback_and_no_memory() {
     let shapes = [(144, 48), (70, 33), (48, 1)];
     let steps = [1, 2].map(|seed| shapes.map(|(rows, cols)| Tensor::new(&uniform(rows * cols, seed), rows, cols)));
     for mut backend in backends() {
-        // The device that does nothing gives the same results for every row.
+        // The noop device of wgpu gives the same results for every row.
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let held = [0, 1, 2].map(|layer| holding(&backend, &steps[0][layer].gradients()[layer], 36));
         let gradients = [0, 1, 2].map(|layer| on_device(&held[layer], &steps[0][layer].gradients()[layer], 36));
@@ -120,8 +120,8 @@ fn rows_of_what_is_not_finite_say_where() {
         let expected = backend.measure_buffers(&jobs, &mut places(&jobs));
         // The errors may contain NaN, which does not equal itself, so their texts are compared.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"));
-        // If the value is not finite, the first job of the second layer fails. If it is finite, the first job of this
-        // layer that sends f16 fails.
+        // If the damaged value is not finite, the first job of the second layer fails. If the damaged value is finite,
+        // the first job of the second layer that sends f16 fails.
         let (job, told) = (if damage.is_finite() { 7 + 3 } else { 7 }, found.unwrap_err());
         assert_eq!(told.job, Some(job), "{damage}");
         assert!(told.to_string().contains("element 77"), "{told}");
@@ -166,7 +166,7 @@ fn what_cannot_be_enqueued_is_said_at_once() {
 
 /// Error bound of the sums, from the number of additions through which a value passes. A lane adds 4 values, and the
 /// sum over 64 lanes has 6 levels. Then a lane adds 64 records, and the sum over 64 lanes has 6 levels. For a layer of
-/// more than 2^23 values, records are added twice. The last 1 is for the rounding of the square.
+/// more than 2^23 values, records are added twice. The summand 1 allows for the rounding of the square.
 const NORMS: f64 = (4 + 6 + 2 * (64 + 6) + 1) as f64 / (1 << 23) as f64;
 
 #[test]
@@ -178,7 +178,7 @@ fn norms_take_two_dispatches_and_no_wait() {
     let huge = uniform(48 * 50, 5).into_iter().map(|x| x * 3e38).collect();
     let layers = [of(uniform(144 * 480, 1), 144), of(tiny, 7), of(huge, 48), Tensor::new(&[], 0, 5)];
     let long = Tensor::new(&uniform((1 << 23) + 5000, 6), 1, (1 << 23) + 5000);
-    // Also runs without subgroups and with arbitrary content in workgroup memory.
+    // The test also runs without subgroups and with arbitrary content in workgroup memory.
     for mut backend in backends().chain(filled(wgpu::Features::empty())) {
         let is_noop = backend.device().adapter_info().backend == wgpu::Backend::Noop;
         let mut check = |all: &[Gradient<'_>], dispatches: usize| {

@@ -1,5 +1,5 @@
-//! Tests of the backend. If there is no device, tests that need one report that they are skipped. With
-//! `LGRECO_REQUIRE=wgpu` they fail instead.
+//! Tests of the backend. If there is no device, tests that need a device report that they are skipped. With
+//! `LGRECO_REQUIRE=wgpu`, these tests fail instead.
 
 mod beyond;
 mod bins;

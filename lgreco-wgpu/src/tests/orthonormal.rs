@@ -21,8 +21,7 @@ const STREAM: Stream = Stream { seed: 6, step: 0, layer: 0, rank: 0 };
 #[test]
 fn columns_are_orthonormal_whoever_works_on_them() {
     let Some(mut backend) = backend() else { return };
-    // The cases are: one workgroup with one dispatch, one workgroup with several dispatches, and several workgroups
-    // with one dispatch or with several.
+    // The cases cover one workgroup and several workgroups, each with one dispatch and with several dispatches.
     for (rows, cols, rank, workgroups, taken) in [
         (1000, 30, 5, 1, 1),
         (300, 210, 200, 1, 2),
@@ -54,7 +53,7 @@ fn p_of(backend: &mut WgpuBackend, gradient: &Gradient<'_>, rank: u32) -> Vec<Ve
     factors(&payload, shape).0
 }
 
-/// The factors have several chunks of rows. One takes a single dispatch, and one takes several.
+/// The factors have several chunks of rows. One factor takes a single dispatch, and one takes several.
 #[test]
 fn no_workgroup_memory_is_read_before_it_is_written() {
     let shapes = [(33_000, 12, 4), (781, 205, 195)];
@@ -72,8 +71,8 @@ fn no_workgroup_memory_is_read_before_it_is_written() {
 const LONG: usize = 33_000;
 const COLS: usize = 12;
 
-/// Returns long matrices with linearly dependent columns, in all rows or only in some chunks of rows. Each comes with
-/// the number of independent columns of a `P` of eight columns.
+/// Returns long matrices with linearly dependent columns, in all rows or only in some chunks of rows. Each matrix comes
+/// with the number of independent columns in its `P`, which has eight columns.
 fn dependent() -> Vec<(&'static str, Vec<f32>, usize)> {
     let noise = uniform(LONG * COLS, 8);
     let matrix = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {

@@ -78,7 +78,8 @@ fn dispatches() -> Option<Vec<Recorded>> {
     Some(if is_full() { all } else { some_of(all) })
 }
 
-/// Returns the first three and the last six dispatches of each entry point. The last six are of the rarer kinds.
+/// Returns the first three and the last six dispatches of each entry point. The last six belong to rarer cases, such as
+/// a missed cut.
 fn some_of(all: Vec<Recorded>) -> Vec<Recorded> {
     let mut left = HashMap::new();
     all.iter().for_each(|recorded| *left.entry(recorded.kernel).or_insert(0) += 1);
@@ -134,7 +135,7 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("if (lane.index == 0u) {\n            let least", "if (true) {\n            let least"),
         ),
-        // With this edit, all lanes write the same words, which is also a race.
+        // With this edit, all lanes write the same words. Such writes are also a race.
         (Shader::TopK, Check::Races, ("if (is_first(lane)) {", "if (true) {")),
         // This edit makes a race between workgroups.
         (
@@ -142,7 +143,7 @@ fn races_and_what_reaches_beyond_are_found() {
             Check::Races,
             ("if (own_block() != 0u) {\n        return;\n    }\n    if (lane.index", "if (lane.index"),
         ),
-        // With this edit, there is a barrier between the accesses, but not one that orders accesses to device memory.
+        // With this edit, the barrier between the accesses does not order accesses to device memory.
         (
             Shader::TopK,
             Check::Races,

@@ -214,7 +214,7 @@ fn what_is_not_finite_is_named_by_layer_and_place() {
 }
 
 /// The bytes that a submission reads are limited, because the watchdogs of desktops limit its time. If a call reads a
-/// buffer several times, its bytes are counted each time.
+/// buffer several times, the buffer's bytes are counted each time.
 #[test]
 fn dispatches_of_many_jobs_are_cut_by_bytes() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
@@ -280,8 +280,8 @@ fn rows_of_qsgd_fit_any_binding() {
 #[ignore = "slow"]
 fn faults_in_what_layers_share_are_found() {
     let Some(mut good) = backend() else { return };
-    // Several workgroups orthonormalise the columns of the long layers. Work of other layers lies between their
-    // dispatches.
+    // Several workgroups orthonormalise the columns of the long layers. Between the dispatches of a long layer, the
+    // device works on other layers.
     let model = Model::new(&[&SHAPES[3..7], &[(16_500, 8), (16_400, 9), (90, 130)]].concat());
     let jobs = model.jobs();
     let alone = alone(&mut good, &jobs);
@@ -310,7 +310,8 @@ fn faults_in_what_layers_share_are_found() {
     }
 }
 
-/// The counts of every 256 workgroups share a sum. Each layer must have its own sums, also if it has more workgroups.
+/// The counts of every 256 workgroups are added to one partial sum. Each layer must have its own sums, also if it has
+/// more than 256 workgroups.
 #[test]
 fn long_layers_in_few_bits_have_their_own_sums() {
     let Some(mut good) = backend() else { return };

@@ -23,8 +23,8 @@ pub(crate) struct Recorded {
     pub(crate) after: Vec<Vec<u8>>,
 }
 
-/// Whether an entry point leaves the same bits on every device. Kernels of rows, norms and PowerSGD's products do not,
-/// because they compute sums in f32, which drivers may round differently. Gathered values may lie in any order.
+/// Whether an entry point leaves the same bits on every device. The bits of rows, norms and PowerSGD's products may
+/// differ, because drivers may round f32 sums differently. `gather_values` may write the gathered values in any order.
 fn has_bits(kernel: Kernel) -> bool {
     match kernel.shader {
         Shader::PowerSgd | Shader::Sums => false,
@@ -119,7 +119,7 @@ pub(crate) fn can_compile() -> bool {
     false
 }
 
-/// Calls g++. If it fails, returns its messages as `Err`.
+/// Calls g++. If g++ fails, returns its messages as `Err`.
 fn gcc(options: &[&str], files: &[&Path]) -> Result<(), String> {
     let options = options.iter().flat_map(|text| text.split(' '));
     let output = Command::new("g++")

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 /// The names of the variables in the shaders that contain a tensor's values.
 const VALUES: [&str; 2] = ["values", "offered"];
 
-/// The difference of a number between adjacent lanes, if it is known. The difference is known only for sums of lane
-/// numbers times constants. For indices of 16-bit values, two of which share a word, it is 1/2.
+/// How much a number grows from one lane to the next, if this is known. The slope is known only for sums of lane
+/// numbers times constants. The index of the word of a 16-bit value has the slope 1/2, because two values share a word.
 type Slope = Option<f64>;
 
 /// The arguments of a function, and the known slopes of its variables.
@@ -24,7 +24,7 @@ struct Frame<'m> {
     variables: HashMap<Handle<LocalVariable>, Slope>,
     results: HashMap<Handle<Expression>, Slope>,
     returned: Slope,
-    /// The slope of the index of each read word of values.
+    /// For each read of a value, the slope of the index of the word that is read.
     read: Vec<Slope>,
 }
 

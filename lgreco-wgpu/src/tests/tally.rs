@@ -96,8 +96,8 @@ fn check_finds(check: fn(&mut WgpuBackend), (shader, text, fault): (Shader, &'st
     assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
 }
 
-/// The fault would stay hidden if wgpu cleared workgroup memory first. wgpu is configured not to, because on Metal a
-/// single lane would clear the memory. On llvmpipe, the memory has the content of another workgroup; with other
+/// The fault would stay hidden if wgpu cleared workgroup memory first. wgpu is configured not to clear this memory,
+/// because on Metal a single lane would do it. On llvmpipe, the memory has the content of another workgroup; with other
 /// drivers, it may be zeros.
 #[test]
 #[ignore = "slow"]
