@@ -22,10 +22,10 @@ use lgreco::error::{expect_len, expect_room};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
-    /// The whole batch. One outlier then makes the grid coarse for all values.
+    /// The whole batch. A single outlier makes the grid coarse for all values of the batch.
     Batch,
-    /// This number of consecutive values of one sample, at least 1. A sample's last tile may be shorter. The decoded
-    /// values of a sample do not depend on other samples.
+    /// A tile has this number of consecutive values of one sample, at least 1. A sample's last tile may be shorter. The
+    /// decoded values of a sample do not depend on other samples.
     Elements(u32),
 }
 
@@ -78,9 +78,9 @@ pub enum Codec {
         /// Type of the scales, [`Dtype::F32`] or [`Dtype::Bf16`].
         scale: Dtype,
     },
-    /// [EDEN](crate::compress::eden) on the whole batch as one tensor. It is unbiased. A checksum of the batch is the
-    /// seed of its random signs. So the decoded values of a sample depend on the whole batch, in training and in
-    /// evaluation.
+    /// [EDEN](crate::compress::eden) on the whole batch as one tensor. It is unbiased. EDEN's random signs have a
+    /// checksum of the batch as their seed. So the decoded values of a sample depend on the whole batch, in training
+    /// and in evaluation.
     Eden {
         /// Bits per value, 1 to 8.
         bits: u8,
@@ -164,7 +164,8 @@ impl Codec {
         }
     }
 
-    /// Exact number of bytes of a body for `samples` samples of `features` values. It does not depend on the values.
+    /// Exact number of bytes of a body for `samples` samples of `features` values. The number does not depend on the
+    /// values.
     ///
     /// # Errors
     /// The errors of [`check`](Codec::check), and [`CoreError::TooManyElements`] for 2^32 elements or more.
@@ -376,7 +377,7 @@ impl Codec {
     }
 }
 
-/// Number of values that one call of the quantiser takes: a sample, or the whole batch.
+/// Number of values that one call of the min–max quantiser takes: a sample, or the whole batch.
 fn span(tile: Tile, elements: usize, features: usize) -> usize {
     match tile {
         Tile::Batch => elements.max(1),

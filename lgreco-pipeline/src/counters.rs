@@ -35,8 +35,8 @@ pub struct Counters {
     pub unremembered: u64,
     /// AQ-SGD: number of samples evicted for lack of capacity.
     pub evictions: u64,
-    /// AQ-SGD: number of samples dropped because their values do not fit the storage type. On their next visit they are
-    /// misses.
+    /// AQ-SGD: number of samples dropped because their values do not fit the storage type. The next visit of such a
+    /// sample is a miss.
     pub non_finite: u64,
     /// AQ-SGD, sending end: sum over hits of ‖a − m‖², the squared norm of the change.
     pub change_energy: f64,
@@ -51,9 +51,9 @@ impl Counters {
     /// Bytes of the saved form.
     pub(super) const BYTES: usize = 80;
 
-    /// The ratio Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first hit. Near 0, the memory of samples pays off. At 1,
-    /// sending changes is no better than sending values. If the activations of different visits are unrelated, the
-    /// ratio is 2.
+    /// The ratio Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first hit. If the ratio is near 0, the memory of samples
+    /// pays off. At 1, sending changes is no better than sending values. If the activations of different visits are
+    /// unrelated, the ratio is 2.
     pub fn change_ratio(&self) -> f64 {
         if self.hit_energy > 0.0 { self.change_energy / self.hit_energy } else { 0.0 }
     }

@@ -30,12 +30,12 @@ use lgreco::error::expect_len;
 pub type Downstream = End<Below>;
 
 impl End<Below> {
-    /// Decompresses a message of activations into `activations`, with which the stage then computes. Returns the
+    /// Decompresses a message of activations into `activations`. The stage computes with these values. Returns the
     /// message's ticket. [`values_len`](Downstream::values_len) returns the number of values.
     ///
     /// # Errors
     /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
-    /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
+    /// belongs to another cut or another setting. [`Error::OutOfStep`] when the message is not the next one of this
     /// generation and step, or when the EF21 estimates of the two ends differ. [`Error::SampleOutOfStep`] and
     /// [`Error::DuplicateSample`] under AQ-SGD. [`Error::TooManyInFlight`] when no ticket is free.
     /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
@@ -59,7 +59,7 @@ impl End<Below> {
     }
 
     /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the original message again.
-    /// Gives the same activations every time, and changes nothing.
+    /// The call gives the same activations every time, and changes nothing.
     ///
     /// # Errors
     /// The errors of [`receive`](Downstream::receive). [`Error::NotInFlight`] when the ticket is unknown.

@@ -2,9 +2,9 @@
 //!
 //! The two ends live in two processes and share nothing but messages, so they are two objects. Every message carries
 //! its generation, sequence number and step, and a checksum of the sender's memory. So if the ends differ, the next
-//! message gives an error. Without these numbers, the difference would only add noise to the training. Reading or
-//! writing a message takes `&self`, and memory is updated only afterwards. So a failure changes nothing, and evaluation
-//! cannot change anything.
+//! message gives an error. Without these numbers, nobody would notice a difference between the ends, which would add
+//! noise to the training. Reading or writing a message takes `&self`, and memory is updated only afterwards. So a
+//! failed call changes nothing, and evaluation cannot change anything.
 
 use super::counters::Counters;
 use super::half::{Clock, Half, State};
@@ -108,7 +108,7 @@ impl<S: Side> End<S> {
     ///
     /// # Errors
     /// The errors of [`Message::parse`](super::Message::parse). [`CoreError::PayloadHeader`] when the message belongs
-    /// to another cut or another setting. [`Error::OutOfStep`] when it belongs to another generation.
+    /// to another cut or another setting. [`Error::OutOfStep`] when the message belongs to another generation.
     pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
         match S::SENDS {
             Direction::Forward => self.backward.values_len(self.clock, message),
@@ -116,7 +116,7 @@ impl<S: Side> End<S> {
         }
     }
 
-    /// Closes the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
+    /// Closes the ticket of a micro-batch whose gradients will never be sent. Both ends must close the ticket.
     ///
     /// # Errors
     /// [`Error::NotInFlight`] when the ticket is unknown.
@@ -128,8 +128,8 @@ impl<S: Side> End<S> {
     /// the same two activation messages.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`] when no activations passed the cut in this step. The cut is then configured, but not
-    /// used.
+    /// [`CoreError::Parameter`] when no activations passed the cut in this step. The error reveals a cut that is
+    /// configured but not used.
     pub fn commit_step(&mut self) -> Result<(), Error> {
         let sent = self.forward.sequence > self.first_of_step;
         CoreError::require(sent, "messages forward in this step", 0.0, "at least 1: is the cut in use?")?;
@@ -139,7 +139,7 @@ impl<S: Side> End<S> {
         Ok(())
     }
 
-    /// Returns an error unless the forward message with this ticket may be made again.
+    /// Returns an error unless the forward message with this ticket may be written again.
     pub(super) fn check_repeat(&self, ticket: u64) -> Result<(), Error> {
         self.tickets.get(ticket, self.forward.features())?;
         if self.setting.forward.memory.by_position() {

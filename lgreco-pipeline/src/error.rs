@@ -2,7 +2,8 @@
 
 use crate::CoreError;
 
-/// An error at a cut. It states what is wrong, with the numbers found and expected, and holds no allocated strings.
+/// An error at a cut. The error states what is wrong, with the numbers found and expected, and holds no allocated
+/// strings.
 ///
 /// [`Error::code`] is permanent and shared with the C API.
 ///

@@ -1,4 +1,5 @@
-//! EF21: both ends hold an estimate of the sender's batch, by position. Each message corrects the estimate.
+//! EF21: both ends hold an estimate of the sender's batch, with one value per position. Each message corrects the
+//! estimate.
 
 use crate::compress::check_finite;
 use crate::gradient::{Element, Gradient, Shape, with_elements};

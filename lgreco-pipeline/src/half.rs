@@ -245,7 +245,7 @@ impl Half {
     }
 
     /// Returns an error unless the message has this half's direction, cut and setting, and the generation of `clock`.
-    /// If `training` is true, it must be a message of training, else a message of evaluation.
+    /// The message must be one of training if `training` is true, and otherwise one of evaluation.
     pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
         let header = &message.header;
         let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
@@ -276,7 +276,7 @@ fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> R
     if let LinkMemory::Samples { .. } = link.memory {
         let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
         // As long as the codec encodes at least one sample, the length is nearly linear in the number of first visits.
-        // So the longest message has one of these three numbers of first visits.
+        // So the longest message has 0, `batch - 1` or `batch` first visits.
         for first in [0, batch - 1, batch] {
             let values = plain(first)?.saturating_add(link.codec.longest_body(batch - first, features)?);
             longest = longest.max(entries.saturating_add(values));

@@ -1,11 +1,11 @@
 //! Compression between pipeline stages of a model: activations forward, gradients backward.
 //!
 //! A cut has two ends, in two processes. [`Upstream`] sends activations and receives gradients; [`Downstream`] does the
-//! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders
-//! them. If a message is lost or reordered nevertheless, the receiver's next call returns an error and changes nothing.
-//! [`Upstream::repeat`] makes a lost message again, unless the forward memory is by position (see below). With such a
-//! memory, keep each message until it has arrived. Each direction has its own [`Codec`] and [`LinkMemory`]. They are
-//! parts of the [`CutSetting`], together with the batch size and the number of features.
+//! reverse. The two ends exchange self-contained messages ([`Message`]) over any transport that neither loses nor
+//! reorders messages. If a message is lost or reordered nevertheless, the receiver's next call returns an error and
+//! changes nothing. [`Upstream::repeat`] makes a lost message again, unless the forward memory is by position (see
+//! below). With a memory by position, keep each message until it has arrived. Each direction has its own [`Codec`] and
+//! [`LinkMemory`]. The [`CutSetting`] contains both, and the batch size and the number of features.
 //!
 //! ```
 //! use lgreco_pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
@@ -57,22 +57,22 @@
 //! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`; first visit: `x` uncompressed | `m + c`, or `x` | both ends: what the receiver uses, rounded, by sample |
 //!
 //! `Residual`, `Mixed` and `Ef21` are memories by position: they hold a value for each position in the batch. Every
-//! training message updates them, so all training batches must have the same size. With `Residual` and `Mixed`, the
-//! compression error at one position is added to the next sample at that position.
+//! training message updates a memory by position, so all training batches must have the same size. With `Residual` and
+//! `Mixed`, the compression error at one position is added to the next sample at that position.
 //!
 //! Only [`commit_step`](Upstream::commit_step) updates the memory of samples, so that all forward passes of a step use
 //! the same rows. Both ends must commit at the same point of the sequence of activation messages. A first visit is a
 //! visit of a sample that is not in memory, in any epoch. The memory of samples pays off when a sample's activations
-//! change little between visits. It does not pay off with random crops or dropout above the cut, or in the first epoch.
-//! [`Counters::change_ratio`] measures whether it pays off.
+//! change little between visits. The memory does not pay off with random crops or dropout above the cut, or in the
+//! first epoch. [`Counters::change_ratio`] measures whether the memory pays off.
 //!
 //! # What is promised
 //! * With EF21 and AQ-SGD, the memories of both ends have the same bits. A message carries generation, sequence number,
 //!   number of committed steps, and a checksum of the sender's memory. If a number in a message is not the expected
 //!   one, the call returns an error with both numbers.
 //! * A failed call changes nothing. Evaluation and repetition take `&self`.
-//! * If all samples of a message equal their rows in memory, they are reconstructed exactly, because every codec
-//!   decodes a batch of zeros to zeros.
+//! * If all samples of a message equal their rows in memory, the receiver reconstructs these samples exactly, because
+//!   every codec decodes a batch of zeros to zeros.
 //! * An end that is restored from saved bytes gives the same bits as the saved end, on any machine.
 //! * Codecs and [`Message`] do not allocate. Ends allocate when they are made, and while a memory of samples grows.
 //!

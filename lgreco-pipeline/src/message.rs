@@ -134,13 +134,13 @@ pub struct Header {
 }
 
 impl Header {
-    /// Whether entries of samples come before the values.
+    /// Whether the body begins with one entry per sample.
     pub(super) fn has_samples(&self) -> bool {
         self.memory == 4 && self.mode == Mode::Train
     }
 
-    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. Together with [`Codec::encode`], this makes
-    /// messages of a cut without memory, and needs no allocator. The ends of a cut write headers themselves.
+    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. With this call and [`Codec::encode`], programs
+    /// without an allocator can make messages of a cut without memory. The ends of a cut write headers themselves.
     ///
     /// ```
     /// use lgreco_pipeline::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};
@@ -221,7 +221,7 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Splits bytes into header and body. Any bytes may be given. A damaged header may state 2^32 − 1 elements in a
-    /// short message. To allocate memory for a message, use `values_len` of an end, which knows the setting.
+    /// short message. To allocate memory for a message, use `values_len` of an end, because an end knows the setting.
     ///
     /// # Errors
     /// [`CoreError::Length`] on too few or too many bytes. [`CoreError::PayloadHeader`] and [`CoreError::PayloadField`]

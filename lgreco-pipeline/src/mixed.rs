@@ -1,4 +1,4 @@
-//! EF-mixed: chooses the entries that are sent.
+//! EF-mixed, a variant of error feedback: chooses the entries of each sample that are sent.
 //!
 //! This definition is ours. The paper that names the method (arXiv 2401.07788) was not available.
 
@@ -7,9 +7,9 @@ use crate::gradient::Element;
 use lgreco::compress::select::{kth_largest_magnitude, magnitude_bits};
 
 /// Sets all entries of `compensated` (`m + g`) to zero, except `keep` chosen ones. The function chooses the ⌈keep/2⌉
-/// entries with the largest abs g and the ⌊keep/2⌋ entries with the largest abs m. If these sets share entries, the
-/// function fills up to `keep` entries with the largest abs (m + g) among the remaining ones. `remembered` holds m and
-/// is overwritten. `workspace` has the length that a selection needs.
+/// entries with the largest abs g and the ⌊keep/2⌋ entries with the largest abs m. If these two sets share entries, the
+/// function fills up to `keep` entries with the largest abs (m + g) among the remaining entries. `remembered` holds m
+/// and is overwritten. `workspace` has the length that a selection needs.
 pub(super) fn restrict<T: Element>(
     keep: u32,
     gradient: &[T],
@@ -36,8 +36,8 @@ pub(super) fn restrict<T: Element>(
     Ok(())
 }
 
-/// This value replaces the values of chosen entries. It marks them uniquely: 0.0 was added to all other values, so none
-/// of them is −0.
+/// Marks chosen entries in the memory. The mark is unique: 0.0 is added to the values of all other entries, so none of
+/// these values is −0.
 const CHOSEN: f32 = -0.0;
 
 /// Tests for each element of a sequence, in order, whether it is one of the `k` largest magnitudes. Of equal

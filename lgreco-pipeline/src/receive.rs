@@ -40,7 +40,7 @@ impl Half {
     }
 
     /// Decodes a training message that [`check_numbers`](Half::check_numbers) has accepted. Changes nothing. Under
-    /// EF21, `values` receives the correction. Without EF21, it receives the values that the stage computes with.
+    /// EF21, `values` receives the correction. Without EF21, `values` receives the values that the stage computes with.
     pub(super) fn read(
         &self,
         message: &Message<'_>,

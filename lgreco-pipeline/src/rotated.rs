@@ -1,4 +1,4 @@
-//! EDEN at a cut. A batch is one tensor, and the body of its message is that tensor's payload.
+//! EDEN at a cut. A batch is one tensor, and the body of the batch's message is that tensor's payload.
 
 use super::digest;
 use crate::CoreError;
@@ -25,8 +25,8 @@ pub(super) fn longest_body(bits: u8, samples: usize, features: usize) -> Result<
     Ok(body_len(bits, samples, features)?.saturating_add(4 * small_blocks as usize))
 }
 
-/// Writes the payload of a batch. Its seed is a checksum of the values. So the two ends need no counter, and different
-/// batches have different random signs.
+/// Writes the payload of a batch. The payload's seed is a checksum of the values. So the two ends need no counter, and
+/// different batches have different random signs.
 pub(super) fn encode(bits: u8, values: &[f32], features: usize, body: &mut [u8]) -> Result<(), CoreError> {
     if values.is_empty() {
         return Ok(());

@@ -42,8 +42,8 @@ pub enum RowStorage {
 
 /// The memory that the two ends keep between messages of one direction. According to [Rudakov et
 /// al.](https://arxiv.org/abs/2401.07788), models trained with error feedback or EF21 at a cut are not better than
-/// models trained with plain compression. But these memories reduce the difference between evaluation with and without
-/// compression.
+/// models trained with plain compression. But error feedback and EF21 reduce the difference between evaluation with and
+/// without compression.
 ///
 /// ```
 /// use lgreco_pipeline::{CutSetting, LinkMemory};
@@ -59,11 +59,11 @@ pub enum LinkMemory {
     None,
     /// Error feedback: the sender adds its earlier compression errors to each batch, by position in the batch.
     Residual(Residual),
-    /// EF-mixed on each sample, for TopK only. It is error feedback with another choice of the `k` entries. Let x be
-    /// the new values, e the residuals, and p = x + e. The sender chooses the ⌈k/2⌉ entries with the largest abs x and
-    /// the ⌊k/2⌋ entries with the largest abs e. If these sets share entries, it fills up to `k` entries with the
-    /// largest abs p among the remaining ones. It sends p of the chosen entries. So large new values cannot suppress
-    /// old residuals, and old residuals cannot suppress new values.
+    /// EF-mixed on each sample, for TopK only. EF-mixed differs from error feedback in the choice of the `k` entries.
+    /// Let x be the new values, e the residuals, and p = x + e. The sender chooses the ⌈k/2⌉ entries with the largest
+    /// abs x and the ⌊k/2⌋ entries with the largest abs e. If these two sets share entries, the sender fills up to `k`
+    /// entries with the largest abs p among the remaining entries. The sender sends p of the chosen entries. So large
+    /// new values cannot suppress old residuals, and old residuals cannot suppress new values.
     Mixed(Residual),
     /// EF21: both ends hold an estimate of the batch, by position. Each message corrects the estimate.
     Ef21,
@@ -132,7 +132,7 @@ pub struct CutSetting {
     pub backward: Link,
 }
 
-/// Whether a model trained with one setting of a cut may run with another.
+/// Whether a model trained with one setting of a cut may run with another setting.
 ///
 /// ```
 /// use lgreco_pipeline::{Compatibility, CutSetting};
@@ -149,7 +149,7 @@ pub enum Compatibility {
         /// Name of the first field that differs.
         what: &'static str,
     },
-    /// Evaluation gives other numbers than it gives with the setting used in training.
+    /// Evaluation gives other numbers than with the setting that was used in training.
     EvaluatesDifferently {
         /// Name of the first field that differs.
         what: &'static str,
@@ -166,8 +166,8 @@ impl CutSetting {
     /// Number of bytes without the checksum, as in a saved end.
     pub(crate) const PART_BYTES: usize = 20 + 2 * LINK_BYTES;
 
-    /// The default setting. It has no memory, and tiles of 128 values with 4 bits forward and 8 bits backward, as in
-    /// AQ-SGD's experiments. Up to 8 micro-batches may be in flight.
+    /// The default setting. Neither direction has a memory. The codecs are min–max with tiles of 128 values, with 4
+    /// bits forward and 8 bits backward, as in AQ-SGD's experiments. Up to 8 micro-batches may be in flight.
     pub const fn new(cut: u32, batch: u32, features: u32) -> CutSetting {
         const fn tiles(bits: u8) -> Link {
             Link { codec: Codec::MinMax { bits, tile: Tile::Elements(128) }, memory: LinkMemory::None }
@@ -213,8 +213,8 @@ impl CutSetting {
         Ok(())
     }
 
-    /// Whether a model trained with `trained` may run with this setting. Evaluation depends only on cut, features and
-    /// forward codec, because it uses no memory.
+    /// Whether a model trained with `trained` may run with this setting. Evaluation uses no memory, so it depends only
+    /// on cut, features and forward codec.
     ///
     /// ```
     /// # use lgreco_pipeline::{Compatibility, CutSetting};

@@ -134,7 +134,7 @@ impl Store {
         self.rows.contains_key(&id)
     }
 
-    /// Checksum of a sample's row, if it is in memory.
+    /// Checksum of a sample's row, if the sample is in memory.
     pub(super) fn checksum(&self, id: u64) -> Option<u32> {
         self.rows.get(&id).map(|row| digest::of_bytes(&self.slots[row.slot]))
     }
@@ -148,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Reserves rows for `updates` updates. Allocates while the store grows, but no longer when it is full.
+    /// Reserves rows for `updates` updates. Allocates only until the store is full.
     pub(super) fn reserve(&mut self, updates: usize) -> Result<(), Error> {
         let out_of_memory = CoreError::OutOfMemory { words: self.row_len.div_ceil(8) };
         self.staged.try_reserve(updates).map_err(|_| out_of_memory)?;
@@ -164,8 +164,8 @@ impl Store {
         Ok(())
     }
 
-    /// Stages an update. A row for it must be [reserved](Store::reserve) before. If a sample has several updates, the
-    /// last one takes effect.
+    /// Stages an update. The caller must have [reserved](Store::reserve) a row for the update. If a sample has several
+    /// updates, the last one takes effect.
     pub(super) fn stage(&mut self, id: u64, values: &[f32]) -> Result<(), Error> {
         let slot = self.free.pop().ok_or(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) })?;
         if self.form.pack(values, &mut self.slots[slot])? {

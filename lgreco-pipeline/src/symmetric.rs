@@ -46,8 +46,8 @@ pub enum Scope {
     Sample,
     /// The values of a channel, over all samples of a message. Feature `j` belongs to channel `j mod channels`.
     Channel {
-        /// Number of channels, a divisor of the number of features. If it equals the number of features, each feature
-        /// has its own scale.
+        /// Number of channels, a divisor of the number of features. With as many channels as features, each feature has
+        /// its own scale.
         channels: u32,
     },
 }

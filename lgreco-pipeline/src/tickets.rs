@@ -52,7 +52,7 @@ impl Tickets {
         }
     }
 
-    /// Stores a ticket, and the indices in `body` if the gradients will need them.
+    /// Stores a ticket. If the gradients use shared-index, also stores the indices in `body`.
     pub(super) fn open(&mut self, number: u64, setting: &CutSetting, samples: usize, body: &[u8]) -> Result<(), Error> {
         self.check_room()?;
         let (codec, features) = (setting.forward.codec, setting.features as usize);

@@ -53,7 +53,7 @@ impl Evaluation {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Ticket of the micro-batch. Its gradients come back under this number.
+    /// Ticket of the micro-batch. The message with the micro-batch's gradients has the same ticket.
     pub ticket: u64,
     /// Bytes of the message.
     pub len: usize,
@@ -126,12 +126,13 @@ impl End<Above> {
     }
 
     /// Writes the message of a micro-batch in flight again. Use this call when the message was lost, or for another
-    /// forward pass of the same step with the same values. Gives the same bytes every time, and changes nothing.
+    /// forward pass of the same step with the same values. The call gives the same bytes every time, and changes
+    /// nothing.
     ///
     /// # Errors
     /// The errors of [`send`](Upstream::send). [`Error::NotInFlight`] when the ticket is unknown. [`Error::OutOfStep`]
-    /// when the step has been committed since. [`Error::FeedbackRule`] under a memory by position, which has changed
-    /// since.
+    /// when the step has been committed since the message. [`Error::FeedbackRule`] under a memory by position, because
+    /// the first message has changed that memory.
     pub fn repeat(
         &self,
         ticket: u64,
@@ -167,13 +168,13 @@ impl End<Above> {
         self.tickets.get(ticket, self.forward.features()).map(|(shape, _)| shape.rows())
     }
 
-    /// Decompresses a message of gradients into `gradients`. Closes its ticket and returns it.
+    /// Decompresses a message of gradients into `gradients`. Closes the micro-batch's ticket and returns this ticket.
     ///
     /// # Errors
     /// The errors of [`Message::parse`]. [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message
-    /// belongs to another cut or another setting. [`Error::OutOfStep`] when it is not the next message of this
-    /// generation, or when the EF21 estimates of the two ends differ. [`Error::NotInFlight`] when its ticket is
-    /// unknown. [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
+    /// belongs to another cut or another setting. [`Error::OutOfStep`] when the message is not the next one of this
+    /// generation, or when the EF21 estimates of the two ends differ. [`Error::NotInFlight`] when the message's ticket
+    /// is unknown. [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes.
     /// [`CoreError::Length`](crate::CoreError::Length) on a buffer of the wrong length.
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when values leave the range of f32. After an error, the end
     /// is unchanged, and `gradients` must not be used.

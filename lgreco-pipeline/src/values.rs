@@ -26,7 +26,7 @@ pub(super) fn put(dtype: Dtype, index: usize, value: f32, slot: &mut [u8]) -> Re
 /// Reads a value.
 ///
 /// # Errors
-/// [`Error::PayloadBody`] when it is not finite.
+/// [`Error::PayloadBody`] when the value is not finite.
 #[inline(always)]
 pub(super) fn get(dtype: Dtype, slot: &[u8]) -> Result<f32, Error> {
     let value = match dtype {
