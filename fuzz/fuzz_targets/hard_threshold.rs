@@ -1,4 +1,5 @@
-//! Compares hard thresholds with a comparison per element. Both must send the same elements in the measured number of
-//! bytes, or all elements where that is shorter. Thresholds may equal values, and payloads may be empty.
+//! Checks the hard-threshold compressor by comparing each element with the threshold. A payload must have exactly the
+//! elements that reach the threshold, or all elements where that is shorter. The payload must have the measured length.
+//! Thresholds may equal values, and payloads may be empty.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| lgreco_testing::hard_threshold::check_bytes(bytes));

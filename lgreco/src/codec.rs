@@ -8,8 +8,8 @@ use crate::{Result, error::expect_len};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Encodes and decodes one layer of a model with its setting in a [plan](crate::ModelPlan). It is cheap to copy and owns no
-/// buffers.
+/// Encodes and decodes one layer of a model with its setting in a [plan](crate::ModelPlan). A codec is cheap to copy
+/// and owns no buffers.
 ///
 /// ```
 /// use lgreco::{Model, rng::Stream};

@@ -1,4 +1,5 @@
-//! A check of the guarantees that every compressor must give. Authors of outside methods call it from a test.
+//! A check of the guarantees that every compressor must give. Authors of methods outside lgreco call [`check`] from a
+//! test.
 
 use crate::Error;
 use crate::compress::method::Methods;
@@ -100,8 +101,8 @@ impl Case<'_> {
             self.told("encode writes behind the payload")
         );
         payload.truncate(len);
-        // A method may accept a buffer shorter than `payload_len` if its payload fits. This buffer is one byte too
-        // short for the payload.
+        // A method may accept a buffer shorter than `payload_len` if its payload fits. The tested buffer is one byte
+        // too short for the payload.
         let room = payload.len() - 1;
         let short = self.setting.encode(&self.gradient, stream, &mut workspace, &mut vec![0; room]);
         assert!(matches!(short, Err(Error::Length { .. })), "{}", self.told("a payload without room is no error"));

@@ -32,7 +32,7 @@ pub enum Error {
     /// The bytes are not JSON, or the JSON value has a wrong type or form.
     #[error("{}{what}", Prefix(place))]
     Json {
-        /// Layer and option, as far as they are known. Empty at the top level.
+        /// Layer and option, as far as they are known. Empty if the error is at the file's top level.
         place: String,
         /// The parser's message. Line and column are counted from the start of this layer or option, or of the file.
         what: String,
@@ -46,7 +46,7 @@ pub enum Error {
     /// A field is missing or has a wrong value.
     #[error("{}{field} is {found}, expected {expected}", Prefix(place))]
     Field {
-        /// Layer and option. Empty at the top level.
+        /// Layer and option. Empty if the error is at the file's top level.
         place: String,
         /// Name of the field.
         field: &'static str,
@@ -66,7 +66,7 @@ pub enum Error {
     /// The file has a key that version 1 does not define.
     #[error("{}key `{key}` is unknown: is `{nearest}` meant? (keys of your own begin with `x-`)", Prefix(place))]
     Key {
-        /// Layer and option. Empty at the top level.
+        /// Layer and option. Empty if the error is at the file's top level.
         place: String,
         /// The unknown key, shortened.
         key: String,
@@ -81,7 +81,8 @@ pub enum Error {
         /// The error in the setting.
         error: crate::Error,
     },
-    /// The plan has a label but no setting for a layer. It was made for a table without settings.
+    /// The plan has a label but no setting for a layer. Plans that were made for a table without settings have only
+    /// labels.
     #[error("layer `{layer}`: the plan has no setting for its option `{label}`")]
     NoSetting {
         /// Name of the layer.

@@ -1,9 +1,9 @@
-//! Decides, layer by layer, how strongly to compress each gradient, and compresses it. For training, `lgreco-train` adds
-//! error feedback and exchange.
+//! Decides, layer by layer, how strongly to compress each gradient, and compresses the gradients. For training,
+//! `lgreco-train` adds error feedback and exchange.
 //!
 //! Data flows one way: gradients → measured rows → [`table`] → [`plan`](mod@plan) → [`compress`] → payloads. This crate
-//! measures a model ([`search`] on a [`backend`]), and reads and writes files. It re-exports tables and planners of
-//! `lgreco-core` and compressors of `lgreco-compress`, under the same module names.
+//! measures a model ([`search`] on a [`backend`]), and reads and writes files. The crate re-exports tables and planners
+//! of `lgreco-core` and compressors of `lgreco-compress`, under the same module names.
 //!
 //! ```
 //! use lgreco::{Model, rng::Stream};
@@ -35,16 +35,16 @@
 //! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`. `error` is the squared error,
 //!   converted to the chosen metric.
 //! * workspaces: counted in 8-byte words. All calls take a workspace as `&mut [u64]`, and use parts of it as f32, f64
-//!   or u32. Its old content never changes a result; tests fill workspaces with arbitrary bits.
+//!   or u32. The old content of a workspace never changes a result; tests fill workspaces with arbitrary bits.
 //!
 //! # Features
 //! Without features the crate is `no_std` and needs no allocator.
 //! * `std` (default): chooses vector instructions at run time. Without this feature, loops use the instructions of the
-//!   compilation target. Results have the same bits with and without it. Implies `alloc`.
+//!   compilation target. Results have the same bits with and without `std`. Implies `alloc`.
 //! * `avx512` (default): also compiles loops for AVX-512. Compilation takes a third longer. Implies `std`.
 //! * `alloc`: named tables, plans that own their choices, the planner that allocates its workspace, and the module `search`.
-//! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks. Its results may differ between
-//!   processors. Implies `std`.
+//! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks. The results of PowerSGD may then
+//!   differ between processors. Implies `std`.
 //! * `rayon`: `backend::Parallel`, which measures layers in parallel. Long layers are also compressed and decoded on
 //!   all cores of rayon's current thread pool. Results have the same bits as on one core. A thread that waits for such
 //!   a layer may run another task of the pool. So tasks of the same pool must not block in collectives. Implies `std`.

@@ -59,8 +59,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Begins a plan for a model. By default it offers EDEN, TopK and PowerSGD, and minimises the error within the size of
-/// uniform 3-bit EDEN.
+/// Begins a plan for a model. By default, the planner chooses among EDEN, TopK and PowerSGD, and minimises the error
+/// within the size of uniform 3-bit EDEN.
 ///
 /// ```
 /// use lgreco::{Model, rng::Stream};
@@ -109,16 +109,16 @@ impl Planning<'_, '_> {
         self
     }
 
-    /// Minimises the plan's error. The plan's size is at most the size of a uniform plan with this setting. The setting
-    /// is written as for [`within_uniform`](Planning::within_uniform).
+    /// Minimises the plan's error. The plan's size is at most the size of a uniform plan with this setting. `setting`
+    /// has the same form as for [`within_uniform`](Planning::within_uniform).
     pub fn as_small_as_uniform(mut self, setting: &str) -> Self {
         self.search = self.search.and_then(|search| search.with_reference(setting));
         self.goal = Goal::Error;
         self
     }
 
-    /// Replaces the whole search: methods, ranges, metric, outside methods. The uniform setting is then the default of the
-    /// first method.
+    /// Replaces the whole search: methods, ranges, metric, outside methods. After this call, the uniform setting is the
+    /// default of the search's first method.
     pub fn search(mut self, search: Search) -> Self {
         self.search = Ok(search);
         self

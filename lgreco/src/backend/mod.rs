@@ -98,8 +98,8 @@ pub trait Backend {
     /// Measures all `jobs` as one batch, and writes their rows to `rows` one after another (see [`Candidates::measure`]).
     ///
     /// # Errors
-    /// The error of the first job that fails, with the job's index. An error without an index is a failure of the whole
-    /// device, or [`Error::Length`] when `rows` does not have one entry per candidate or `workspace` is shorter than
+    /// The error of the first job that fails, with the job's index. Without an index: failures of the whole device, and
+    /// [`Error::Length`] when `rows` does not have one entry per candidate, or `workspace` is shorter than
     /// [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
@@ -127,7 +127,7 @@ pub trait Backend {
     }
 }
 
-/// The CPU on one core. It is the reference with which tests compare other backends.
+/// The CPU on one core. Tests compare all other backends with this reference.
 ///
 /// ```
 /// use lgreco::backend::{Backend, Job, Portable};
@@ -151,8 +151,8 @@ pub fn on_the_core(job: &Job<'_>) -> bool {
     matches!(job.candidates, Candidates::Each(_) | Candidates::CltK { .. })
 }
 
-/// Grows a workspace to at least `words` words of 8 bytes. The allocation may fail, because outside methods may ask for
-/// any length.
+/// Grows a workspace to at least `words` words of 8 bytes. Methods from outside lgreco may ask for any length, so the
+/// allocation may fail.
 ///
 /// # Errors
 /// `OutOfMemory`; the workspace is unchanged.
@@ -164,7 +164,8 @@ pub(crate) fn grow(workspace: &mut Vec<u64>, words: usize) -> Result<()> {
     Ok(())
 }
 
-/// Measures one job after another. Jobs for which [`on_the_core`] is true run on the CPU, the others on `backend`.
+/// Measures one job after another. Jobs for which [`on_the_core`] is true run on the CPU, and all other jobs run on
+/// `backend`.
 ///
 /// # Errors
 /// The errors of [`Backend::measure`].

@@ -97,7 +97,7 @@ pub struct PlanLayer {
     pub option: u32,
     /// The option's label.
     pub label: String,
-    /// The option's setting. Files store it as text. `None` in plans for a table without settings.
+    /// The option's setting. Files store the setting as text. `None` in plans for a table without settings.
     #[serde(
         default,
         deserialize_with = "read::optional_setting",
@@ -213,13 +213,13 @@ impl PlanFile {
         Summary { size, error, proof }
     }
 
-    /// Reads a plan file. It is not verified against any table.
+    /// Reads a plan file. The plan is not verified against any table.
     ///
     /// # Errors
     /// [`Error::Version`] for another version. [`Error::Kind`] for a table file. [`Error::Field`] when there is no readable
     /// version, no layer, a number below 0, or not exactly one of budget and size limit. [`Error::Setting`] for a setting
     /// that is wrong or out of range; [`settings`](PlanFile::settings) checks whether it fits its layer. [`Error::Key`] for
-    /// an unknown key. Otherwise [`Error::Json`] with line and column.
+    /// an unknown key. [`Error::Json`], with line and column, for everything else.
     ///
     /// # Complexity
     /// O(bytes).
@@ -287,8 +287,8 @@ impl PlanFile {
     }
 }
 
-/// Parses the file. If there are outside `methods`, it leaves out the layers' settings, because serde reads only
-/// settings of lgreco's own methods.
+/// Parses the file. If there are outside `methods`, the function leaves out the layers' settings, because serde reads
+/// only settings of lgreco's own methods.
 fn without_settings(json: &str, methods: &Methods) -> serde_json::Result<PlanFile> {
     if *methods == Methods::NONE {
         return serde_json::from_str(json);

@@ -39,8 +39,7 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
     }
 }
 
-/// The two kinds of files: the kind's name for messages, and a mandatory field that distinguishes it from the other
-/// kind.
+/// For each kind of file: the kind's name for messages, and a mandatory field that the other kind lacks.
 pub(super) const TABLE: (&str, &str) = ("a table", "metric");
 pub(super) const PLAN: (&str, &str) = ("a plan", "solver");
 

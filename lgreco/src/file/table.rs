@@ -7,7 +7,8 @@ use alloc::{format, string::String, vec::Vec};
 
 /// A table file: a table with an optional error budget.
 ///
-/// A layer may name a `group`; all layers of a group share an option. It may also name a `fixed` option.
+/// A layer may name a `group`; all layers of a group share an option. A layer may also name a `fixed` option, which
+/// every plan then uses.
 ///
 /// ```
 /// use lgreco::{file::TableFile, plan::Limit};
@@ -29,7 +30,7 @@ use alloc::{format, string::String, vec::Vec};
 pub struct TableFile {
     /// The table.
     pub table: NamedTable,
-    /// The error budget, finite and at least 0. If it is `None`, the size of the default options is the limit.
+    /// The error budget, finite and at least 0. If the budget is `None`, the size of the default options is the limit.
     pub budget: Option<f64>,
 }
 
@@ -37,8 +38,8 @@ impl TableFile {
     /// Reads a table file.
     ///
     /// # Errors
-    /// [`Error`], with layer, option and field, the value found and the values allowed. For an unknown key, it suggests a
-    /// known one.
+    /// [`Error`], with layer, option and field, the value found and the values allowed. For an unknown key, the error
+    /// suggests a known key.
     ///
     /// # Complexity
     /// O(bytes).

@@ -26,8 +26,8 @@ impl LayerOptions {
     pub(super) fn new(families: &[Family], beside: &[Setting], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut settings, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
-            // On a small layer, several parameters may give the same setting. The setting gets the label of the first
-            // one.
+            // On a small layer, several parameters may give the same setting. The setting then gets the label of the
+            // first of these parameters.
             let (mut full, mut names): (Vec<Setting>, Vec<String>) = (Vec::new(), Vec::new());
             for parameter in family.parameters() {
                 let setting = (family.method.planned().setting)(parameter, shape, dtype)?;
@@ -43,7 +43,7 @@ impl LayerOptions {
             let few: Vec<_> =
                 full.iter().zip(&names).flat_map(|(setting, name)| in_few_bits(setting, name, &bits)).collect();
             if !family.widths.full() {
-                // Only the default option keeps full values, because the budget is computed from it.
+                // The budget is computed from the default option, so this option keeps full values in any case.
                 let at = default.filter(|_| index == 0);
                 (full, names) = (at.map(|at| (full[at], names.swap_remove(at)))).into_iter().unzip();
                 default = default.map(|default| if index == 0 { 0 } else { default });

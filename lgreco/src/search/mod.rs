@@ -1,10 +1,10 @@
 //! Chooses the candidates of each layer of a model, and measures them into an error table.
 //!
-//! A [`Search`] turns methods, defaults and ranges into candidates per layer. [`Search::measure`] measures them on real
-//! gradients. It returns the named table for the planner, with the [`Setting`] of every option.
+//! A [`Search`] turns methods, defaults and ranges into candidates per layer. [`Search::measure`] measures these
+//! candidates on real gradients. The result is the named table for the planner, with the [`Setting`] of every option.
 //!
-//! Layers with fewer than two dimensions, or with fewer than `min_elements` elements, stay uncompressed. They are not in the
-//! table.
+//! Layers with fewer than two dimensions, or with fewer than `min_elements` elements, stay uncompressed and are not in
+//! the table.
 //!
 //! One option `dense` with error 0 replaces all candidates that are not smaller than the uncompressed tensor. So no
 //! plan compresses a layer without saving bits.
@@ -114,31 +114,32 @@ pub struct Search {
     /// The methods from outside lgreco that the program knows. Controllers use them to read other ranks' plans and
     /// saved states.
     pub methods: Methods,
-    /// Additional settings for every layer. They belong to lgreco's methods or to [`methods`](Search::methods). A
-    /// setting is left out for layers that it does not fit, such as a `topk` of more elements than the layer has.
+    /// Additional settings for every layer. Each setting belongs to one of lgreco's methods or of
+    /// [`methods`](Search::methods). A setting is left out for layers that it does not fit, such as a `topk` of more
+    /// elements than the layer has.
     pub beside: Vec<Setting>,
     /// The methods with their ranges, at least one. The budget is derived from the default of the first method.
     families: Vec<Family>,
     /// The metric that turns squared errors into errors.
     pub metric: Metric,
-    /// Number of workers whose payloads are averaged. The number matters when the search has biased and unbiased
+    /// Number of workers whose payloads are averaged. The number matters when the search has both biased and unbiased
     /// methods.
     ///
     /// Errors of unbiased methods ([`Setting::is_unbiased`]) are independent between workers. So the mean over W
-    /// workers has 1/W of the squared error, and the table divides the squared errors of these methods by W. Biased
-    /// methods drop the same part of equal gradients on all workers, so their squared errors are not divided. `None`
-    /// means 1, or the number of workers if a controller uses the search.
+    /// workers has 1/W of one worker's squared error. The table divides the squared errors of unbiased methods by W.
+    /// Biased methods drop the same part of equal gradients on all workers, so their squared errors are not divided.
+    /// `None` means 1, or the number of workers if a controller uses the search.
     pub workers: Option<NonZeroU32>,
     /// Layers with fewer elements stay uncompressed. Defaults to 1024.
     pub min_elements: usize,
     /// Element type of values that are summed on the wire: [`Dtype::F32`], the default, or [`Dtype::Bf16`].
-    /// [`Setting::exchanged_len`] describes how it changes sizes. In two-level training, the ranks of a node also send
-    /// each other gradients in this type.
+    /// [`Setting::exchanged_len`] describes how this type changes sizes. In two-level training, the ranks of a node
+    /// also send each other gradients in this type.
     ///
-    /// The table's errors do not include the rounding to this type. Each rounding to bf16 adds a squared error of at
-    /// most `2^-16` of the values' squared norm, or more for subnormal values. For PowerSGD, the rounded `P` spans a
-    /// slightly different space. This raises or lowers the squared error by up to about `2^-8` of the gradient's
-    /// squared norm.
+    /// The table's errors do not include the rounding to `reduce_dtype`. Each rounding to bf16 adds a squared error of
+    /// at most `2^-16` of the values' squared norm, or more for subnormal values. For PowerSGD, the rounded factor `P`
+    /// spans a slightly different space. The different space raises or lowers the squared error by up to about `2^-8`
+    /// of the gradient's squared norm.
     pub reduce_dtype: Dtype,
     /// Seed of random start matrices. The stream of a row has this seed and the layer's index in the model (see
     /// [`Measured::stream`]).
@@ -197,8 +198,9 @@ impl Measured {
 
     /// The random stream with which a layer of the table was measured.
     ///
-    /// It has the search's seed, the layer's index in the model, and step and rank 0. An encoder with this seed and layer
-    /// starts PowerSGD from the same matrix at any step and on any rank. So its payloads have the errors of the table.
+    /// The stream has the search's seed, the layer's index in the model, and step and rank 0. An encoder with this seed
+    /// and layer starts PowerSGD from the same matrix at any step and on any rank. So payloads of such an encoder have
+    /// the errors in the table.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, gradient::Values};
@@ -226,9 +228,9 @@ impl Search {
     /// The defaults, with ranges in parentheses, are 4 bits (2 to 8) for QSGD, 1 % (0.1 % to 10 %) for TopK, rank 4 (2
     /// to 8) for PowerSGD, and 3 bits (1 to 8) for EDEN. The first three ranges come from L-GreCo §4.
     ///
-    /// Hybrid offers EDEN, TopK and PowerSGD (here with rank 8 as the default and 4 to 16 as the range). Its reference
-    /// is uniform 3-bit EDEN. Hybrid leaves out QSGD, because EDEN has less error at equal size on the gradients of
-    /// BENCHMARKS.md.
+    /// Hybrid offers EDEN, TopK and PowerSGD (here with rank 8 as the default and 4 to 16 as the range). The reference
+    /// of Hybrid's budget is uniform 3-bit EDEN. Hybrid leaves out QSGD, because EDEN has less error at equal size on
+    /// the gradients of BENCHMARKS.md.
     ///
     /// ```
     /// # use lgreco::search::{Method, Search};
@@ -241,8 +243,8 @@ impl Search {
         })
     }
 
-    /// A search of several methods, each over its default range. The planner chooses among them for each layer. The first
-    /// method's default is the reference of the budget.
+    /// A search of several methods, each over its default range. For each layer, the planner chooses among the methods.
+    /// The first method's default is the reference of the budget.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -253,8 +255,8 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] without methods. [`Error::UnknownName`] when a method occurs twice, or [`Method::Hybrid`] occurs
-    /// among others.
+    /// [`Error::Length`] without methods. [`Error::UnknownName`] when a method occurs twice, or [`Method::Hybrid`]
+    /// occurs together with other methods.
     pub fn of(methods: &[Method]) -> Result<Self> {
         if let [method] = methods {
             return Ok(Search::new(*method));
@@ -347,7 +349,7 @@ impl Search {
         Ok(self)
     }
 
-    /// Replaces the range of the first method. Its default stays, and is always a candidate.
+    /// Replaces the range of the first method. The method's default stays, and is always a candidate.
     ///
     /// ```
     /// # use lgreco::search::{Method, Range, Search};
@@ -420,7 +422,7 @@ impl Search {
         Ok(search)
     }
 
-    /// The only method of the search, or [`Method::Hybrid`] if it has several methods.
+    /// The only method of the search, or [`Method::Hybrid`] if the search has several methods.
     ///
     /// ```
     /// use lgreco::search::{Method, Search};
@@ -455,8 +457,8 @@ impl Search {
         self.families[0].default
     }
 
-    /// A checksum of all methods with their defaults, ranges and widths. Ranks compare it to check that their searches
-    /// agree.
+    /// A checksum of all methods with their defaults, ranges and widths. Ranks compare their checksums to verify that
+    /// their searches agree.
     ///
     /// ```
     /// use lgreco::search::{Method, Range, Search};
@@ -474,7 +476,7 @@ impl Search {
         words.fold(Hash::START, Hash::add).0
     }
 
-    /// Fails unless the setting belongs to one of lgreco's methods or of [`methods`](Search::methods).
+    /// Returns an error unless the setting belongs to one of lgreco's methods or of [`methods`](Search::methods).
     ///
     /// # Errors
     /// [`Error::UnknownMethod`] for a setting of another method.
@@ -542,8 +544,8 @@ impl Search {
     /// Measures every layer with every candidate.
     ///
     /// Several parameters may give the same setting on a layer: densities that keep equally many elements, or ranks
-    /// above the layer's smaller side. Such a setting is offered once, with the first label. One option `dense` with
-    /// error 0 replaces all candidates that are not smaller than the uncompressed tensor.
+    /// above the layer's smaller side. A repeated setting is offered once, with the label of the first parameter. One
+    /// option `dense` with error 0 replaces all candidates that are not smaller than the uncompressed tensor.
     ///
     /// ```
     /// # use lgreco::{backend::Portable, gradient::Values};

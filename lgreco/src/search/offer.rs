@@ -1,4 +1,4 @@
-//! The candidates of a whole model. The owner of the gradients measures them.
+//! The candidates of a whole model. The code that owns the gradients measures these candidates.
 
 use super::layer::LayerOptions;
 use super::range::Weighing;

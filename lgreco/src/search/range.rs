@@ -14,7 +14,7 @@ fn tidy(x: f64) -> f64 {
     Float::round(x * 1e9) / 1e9
 }
 
-/// Works as [`tidy`], but rounds to 12 significant digits, for numbers of any magnitude.
+/// Like [`tidy`], but rounds to 12 significant digits, for numbers of any magnitude.
 fn tidy_digits(x: f64) -> f64 {
     let exponent = 11 - Float::floor(Float::log10(x)) as i32;
     match exponent {
@@ -32,14 +32,15 @@ fn tidy_digits(x: f64) -> f64 {
 /// layers.
 ///
 /// When a search has several methods, bias and noise must be treated differently. TopK and PowerSGD drop the same part
-/// of a gradient on every worker. The mean over the workers lacks this part completely; error feedback sends it later.
-/// QSGD's stochastic rounding and EDEN's rotation are independent between workers. So the mean of W payloads has 1/W of
-/// the squared error of one payload. [`Search::workers`](super::Search::workers) is W; controllers set it.
+/// of a gradient on every worker. The mean over the workers lacks the dropped part completely; error feedback sends
+/// this part later. QSGD's stochastic rounding and EDEN's rotation are independent between workers. So the mean of W
+/// payloads has 1/W of the squared error of one payload. [`Search::workers`](super::Search::workers) is W, which
+/// controllers set.
 ///
 /// The experiment in docs/src/experiments/which-error.md trained two models with 48 random plans, and compared how well
 /// each metric ranks the losses. In this experiment, the division by W matters. The square root makes no difference
 /// beyond the variation between seeds. Weights for the delay of error feedback, 1/(1−r) or 1/(1−r)² for a relative
-/// squared error r (Stich et al., NeurIPS 2018), make no difference beyond this variation either.
+/// squared error r (Stich et al., NeurIPS 2018), make no difference beyond that variation either.
 ///
 /// ```
 /// use lgreco::search::Metric;
@@ -178,7 +179,7 @@ impl Widths {
         Ok(found)
     }
 
-    /// Whether every density is offered with full values. If not, at most the default density is.
+    /// Whether every density is offered with full values. If not, only the default density may have full values.
     pub(super) fn full(self) -> bool {
         self.full
     }
@@ -205,7 +206,7 @@ impl Widths {
 pub struct Range {
     /// The smallest parameter.
     pub first: f64,
-    /// The end of the range. It is a parameter if a whole number of steps reaches it.
+    /// The end of the range. If a whole number of steps leads from `first` to `last`, `last` is itself a parameter.
     pub last: f64,
     /// The step, above 0.
     pub step: f64,
@@ -265,8 +266,8 @@ impl Family {
         Ok(family)
     }
 
-    /// The method after the part `done` of a ramp. Its default is between `first` and the final default. A range that
-    /// was derived from the default moves with it.
+    /// The method after the part `done` of a ramp. The method's default is then between `first` and the final default.
+    /// A range that was derived from the default moves with the default.
     pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self> {
         check_parameter(self.method, "first default", first)?;
         let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);

@@ -44,7 +44,7 @@ struct NamedLayer {
 }
 
 impl NamedTable {
-    /// Starts a table. `metric` names the metric of its errors for display.
+    /// Starts a table. `metric` is the name of the errors' metric, for display.
     pub fn builder(metric: impl Into<String>) -> Builder {
         Builder(NamedTable {
             metric: metric.into(),
@@ -154,7 +154,7 @@ impl NamedTable {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Table::new`], with names. The table is then unchanged.
+    /// The errors of [`Table::new`], with names. After an error, the table is unchanged.
     ///
     /// # Panics
     /// When the table has no such layer.

@@ -37,7 +37,7 @@ impl NamedTable {
         self.layers[layer].group = group;
     }
 
-    /// The fixed option of a layer, if it has one. Every plan then uses it.
+    /// The fixed option of a layer, if it has one. Every plan uses a layer's fixed option.
     pub fn fixed_option(&self, layer: usize) -> Option<u32> {
         self.layers[layer].fixed
     }
@@ -73,7 +73,7 @@ impl NamedTable {
     /// Prepares the table for planning within `constraints`. Layers of a group share options with the same label.
     ///
     /// If a label occurs twice in each of two layers, the first occurrences match each other, and the second
-    /// occurrences match each other. `constraints` replace the constraints that the table states.
+    /// occurrences match each other. The table's own constraints are ignored.
     ///
     /// ```
     /// # use lgreco::{plan::Constraints, table::{Choice, NamedTable}};
@@ -120,8 +120,8 @@ impl NamedTable {
         let option = labelled.or_else(|| {
             let setting: Option<Setting> = text.parse().ok();
             let is_meant = |known: &Setting| match known {
-                // The text cannot be parsed without the list of outside methods. So this compares it with the setting's
-                // text.
+                // Without the list of outside methods, `text` cannot be parsed. So the setting's own text is compared
+                // with `text`.
                 Setting::Own(known) => known.to_string() == text,
                 known => Some(*known) == setting,
             };
