@@ -94,7 +94,7 @@ pub enum Codec {
         values: Dtype,
     },
     /// For gradients only: the gradient's values at the positions that the forward [`TopK`](Codec::TopK) of the same
-    /// micro-batch kept. This is the exact derivative of the forward selection. No positions are sent.
+    /// micro-batch kept. These values are the exact derivative of the forward selection. No positions are sent.
     SharedIndex {
         /// The `keep` of the forward codec.
         keep: u32,

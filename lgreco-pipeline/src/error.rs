@@ -83,7 +83,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Permanent numeric code of this kind of error. It is never 0 and never reused.
+    /// Permanent numeric code of this kind of error. The code is never 0 and never reused.
     pub const fn code(&self) -> u32 {
         match self {
             Error::Core(error) => error.code(),

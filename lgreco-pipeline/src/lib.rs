@@ -71,8 +71,8 @@
 //!   number of committed steps, and a checksum of the sender's memory. If a number in a message is not the expected
 //!   one, the call returns an error with both numbers.
 //! * A failed call changes nothing. Evaluation and repetition take `&self`.
-//! * If all samples of a message equal their rows in memory, the receiver reconstructs these samples exactly, because
-//!   every codec decodes a batch of zeros to zeros.
+//! * Every codec decodes a batch of zeros to zeros. So if all samples of a message equal their rows in memory, the
+//!   receiver reconstructs these samples exactly.
 //! * An end that is restored from saved bytes gives the same bits as the saved end, on any machine.
 //! * Codecs and [`Message`] do not allocate. Ends allocate when they are made, and while a memory of samples grows.
 //!

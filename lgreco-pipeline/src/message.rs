@@ -21,10 +21,10 @@
 //! | 60..64 | 0 |
 //!
 //! The body is usually the output of the codec. In [`Mode::EvalPlain`], it has the values in the sender's element type.
-//! Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: 8 bytes of id, 4 bytes of checksum
-//! of its row in memory (or 0), 1 byte of kind, and 3 zero bytes. The kind is 0 for a first visit, 1 for a change and 2
-//! for a sample without id. Then come the rows of first visits in the sender's element type, and then the codec's body
-//! for all other samples.
+//! Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: the id (8 bytes), the checksum of
+//! the sample's row in memory, or 0 (4 bytes), the kind (1 byte), and 3 zero bytes. The kind is 0 for a first visit, 1
+//! for a change and 2 for a sample without id. Then come the rows of first visits in the sender's element type, and
+//! then the codec's body for all other samples.
 
 use super::codec::Codec;
 use crate::gradient::{Dtype, Shape};
@@ -195,7 +195,7 @@ impl Header {
     }
 }
 
-/// A message with a checked header. Its body has the length that the header implies.
+/// A message with a checked header. The message's body has the length that the header implies.
 ///
 /// ```
 /// use lgreco_pipeline::{CoreError, Error};

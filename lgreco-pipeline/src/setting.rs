@@ -29,7 +29,7 @@ use lgreco::error::expect_len;
 pub enum RowStorage {
     /// Exact f32; 4 bytes per value.
     F32,
-    /// bfloat16; 2 bytes per value. It has the range of f32, whereas f16 would overflow at 65504.
+    /// bfloat16; 2 bytes per value. This format has the range of f32, whereas f16 would overflow at 65504.
     #[default]
     Bf16,
     /// Codes of 2 to 8 bits on a grid symmetric about zero, and one f32 scale per 128 values. Rows are quantised again
@@ -176,7 +176,7 @@ impl CutSetting {
     }
 
     /// Returns an error unless every parameter is in range and fits the other parameters. All constructors that take a
-    /// setting call this.
+    /// setting call this check.
     ///
     /// # Errors
     /// [`CoreError::Parameter`] and [`CoreError::TooManyElements`] on parameters out of range. [`Error::FeedbackRule`]

@@ -7,8 +7,8 @@
 //!
 //! # Source
 //! Wang et al., "AQ-SGD", NeurIPS 2022, the authors' code. Deviations: (1) Scales are f32 or bf16 instead of f16, which
-//! overflows at 65504. (2) AQ-SGD's code adds a constant to the scale before dividing. This distorts small tensors, so
-//! it is omitted here.
+//! overflows at 65504. (2) AQ-SGD's code adds a constant to the scale before dividing. The constant distorts small
+//! tensors, so this crate omits it.
 
 use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element};

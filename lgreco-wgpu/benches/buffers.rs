@@ -1,6 +1,6 @@
-//! Measures the time of three operations on 2^26 f32 values in a buffer of the device: rows of the error table (for one
-//! layer and for 150 layers), payloads, and error feedback. The benchmark prints the time in milliseconds, the
-//! bandwidth as a share of a copy's bandwidth in the same run, and the CPU's time as a multiple of the GPU's. The
+//! Measures the time of rows of the error table (for one layer and for 150 layers), of payloads, and of error feedback.
+//! The 2^26 f32 values are in a buffer of the device. The benchmark prints the time in milliseconds, and the CPU's time
+//! as a multiple of the GPU's. It also prints the bandwidth as a share of a copy's bandwidth in the same run. The
 //! bandwidth counts the bytes that must be read and written. The values take 256 MiB, more than the caches of GPUs can
 //! hold. The environment variable `LGRECO_BENCH_ELEMENTS`, a multiple of 4096, replaces 2^26.
 //!

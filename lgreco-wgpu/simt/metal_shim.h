@@ -1,6 +1,6 @@
-// Runs shaders on the CPU, for tests. naga translates the shaders to the Metal Shading Language, and this file defines
-// the parts of Metal that the translations use. cuda_shim.h of lgreco-cuda runs invocations and workgroups like the
-// threads and blocks of CUDA.
+// Runs shaders on the CPU, for tests. The crate naga translates the shaders to the Metal Shading Language. This file
+// defines the parts of Metal that the translations use. As CUDA runs threads and blocks, cuda_shim.h of lgreco-cuda
+// runs invocations and workgroups.
 #pragma once
 #include "cuda_shim.h"
 #define kernel static
@@ -175,7 +175,7 @@ METAL_INLINE To as_type(From from) {
     return to;
 }
 
-// A binding of a shader. It converts to a reference of the type that the shader declares.
+// A binding of a shader, which converts to a reference of the type that the shader declares.
 struct Binding {
     char* bytes = nullptr;
     template <class T>

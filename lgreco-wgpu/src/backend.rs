@@ -36,7 +36,7 @@ pub struct WgpuBackend {
 }
 
 impl WgpuBackend {
-    /// Whether the GPU measures and compresses gradients under this setting. It does so under QSGD, TopK (also in few
+    /// Whether the GPU measures and compresses gradients under this setting. This holds for QSGD, TopK (also in few
     /// bits), PowerSGD and EDEN. Encoding under another setting returns [`Error::Method`], except under
     /// [`Setting::Dense`].
     ///

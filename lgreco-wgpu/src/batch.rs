@@ -18,7 +18,7 @@ use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use wgpu::{Buffer, BufferBinding, BufferUsages};
 
-/// Commands that are recorded and then submitted together. All their errors are captured.
+/// Commands that are recorded and then submitted together. All errors of the commands are captured.
 pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,

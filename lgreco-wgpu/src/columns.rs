@@ -25,7 +25,7 @@ impl Run<'_> {
         let inner = batch.scratch(Scratch::Inner, 4 * inner as u64)?;
         let long = all.iter().filter(|(_, tall)| tall.chunks > 1);
         let state = long.map(|(matrix, tall)| matrix.at.partial + tall.rank + 2).max().unwrap_or(0);
-        // This buffer held the partial sums of products, which have been added up and are no longer needed.
+        // `Partial` held the partial sums of products, which have been added up and are no longer needed.
         let state = batch.scratch(Scratch::Partial, 4 * state as u64)?;
         let (mut bands, mut triangles) = (Vec::new(), Vec::new());
         for &(matrix, tall) in &all {

@@ -1,8 +1,8 @@
 //! Checks the shader compiler of a device.
 //!
 //! wgpu's DirectX 12 backend uses FXC if DXC is neither linked nor found. FXC refuses barriers after a return that
-//! depends on data. The kernels have such barriers, because a workgroup without a task returns (`tasks.wgsl`). wgpu
-//! does not report which compiler a device has, so this module compiles a small kernel of this kind.
+//! depends on data. The kernels have such barriers, because a workgroup without a task returns (`tasks.wgsl`). The API
+//! of wgpu does not tell which compiler a device has. So this module compiles a small kernel with such a barrier.
 
 use crate::Error;
 use crate::kernels::{module_of, pipeline_of};

@@ -42,8 +42,8 @@ const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC)
 pub struct BufferResidual<'a> {
     /// The buffer, of usages `STORAGE`, `COPY_SRC` and `COPY_DST`.
     pub buffer: &'a Buffer,
-    /// Format of the residual. The bytes are the same as in the core's format. f32 and bf16 are in row-major order.
-    /// int8 has one code per element and then, without a gap, the exponents of the groups.
+    /// Format of the residual. The bytes are the same as in the core's format. Values in f32 and bf16 are in row-major
+    /// order. An int8 residual has one code per element and then, without a gap, the exponents of the groups.
     pub storage: Storage,
 }
 

@@ -24,7 +24,7 @@ const SUMS: u64 = 4 * 6 * 128;
 /// Largest number of values of k that are measured together.
 const MOST_KEEPS: usize = 256;
 
-/// Number of result words of [`measure`]: the words of TopK with full values, and then a mantissa and an exponent for
+/// Number of result words of [`measure`]. After the words of TopK with full values come a mantissa and an exponent for
 /// each k and each number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + 2 * MOST_BITS * keeps

@@ -13,7 +13,7 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 pub(crate) const PER_GROUP: usize = 2048;
 
 /// Smallest limit on the size of a binding that the kernels accept, in bytes. Such a binding can hold the tables of
-/// QSGD and TopK, and those of PowerSGD except for high ranks of long matrices. WebGPU's default is 128 MiB.
+/// QSGD and TopK, and PowerSGD's tables except for high ranks of long matrices. WebGPU's default is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
 /// Smallest limit on the number of workgroups per dimension that the kernels accept. WebGPU's default is 65,535.
 const LEAST_GROUPS: u64 = 64;
@@ -42,8 +42,8 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Kernels,
     pub(crate) parameters: Buffer,
     pub(crate) memory: Memory,
-    /// Largest number of bytes of a tensor, a payload or a factor in one dispatch: the smaller of the limits of a
-    /// binding and of a submission. Tests lower it.
+    /// Largest number of bytes of a tensor, a payload or a factor in one dispatch. This is the smaller of two limits:
+    /// of a binding, and of a submission. Tests lower it.
     pub(crate) window: u64,
     /// Limit on the bytes that the commands of one submission read or write.
     pub(crate) submission: u64,
@@ -163,8 +163,8 @@ impl Gpu {
         })
     }
 
-    /// Largest number of elements of a tensor in one dispatch, for any type. It is a multiple of [`PER_GROUP`] and of
-    /// the length of EDEN's blocks.
+    /// Largest number of elements of a tensor in one dispatch, for any type. The number is a multiple of [`PER_GROUP`]
+    /// and of the length of EDEN's blocks.
     pub(crate) fn piece_len(&self) -> usize {
         let groups = ((self.window - 256) / 4) as usize / PER_GROUP;
         groups.min(self.most_groups()) * PER_GROUP / BLOCK * BLOCK

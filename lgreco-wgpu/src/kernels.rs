@@ -95,8 +95,8 @@ pub(crate) struct Kernel {
     pub(crate) entry: &'static str,
 }
 
-/// Compiles a source. Two of wgpu's runtime checks are off: the forced bound on loops, which would add a counter to
-/// each loop, and the check of integer divisors. All other checks are on; for example, indices into bindings are
+/// Compiles a source. Two of wgpu's runtime checks are off: the check of integer divisors, and the forced bound on
+/// loops, which would add a counter to each loop. All other checks are on; for example, indices into bindings are
 /// clamped.
 #[allow(unsafe_code)]
 pub(crate) fn module_of(device: &wgpu::Device, source: String) -> wgpu::ShaderModule {

@@ -1,8 +1,8 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
-//! [`WgpuBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. It also takes
-//! gradients in the caller's [`wgpu::Buffer`]s. From device buffers, only payloads and rows of the error table are
-//! copied to the host.
+//! [`WgpuBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. The backend also
+//! takes gradients in the caller's [`wgpu::Buffer`]s. From device buffers, only payloads and rows of the error table
+//! are copied to the host.
 //!
 //! # Exactness
 //! The core is the CPU code of `lgreco-compress`. Payloads of QSGD, TopK and EDEN, and their decoded values, have the
@@ -18,7 +18,7 @@
 //! of four bytes per element. If data do not fit, calls return [`Error::TooLarge`]. QSGD, EDEN, TopK, TopK in few bits
 //! and PowerSGD have kernels. For PowerSGD, the limits are 2^22 for a side, 1024 for the rank and 2^31 for the number
 //! of values of `P`. Calls with the core's other methods return [`Error::Method`]. For tensors of 2^31 to 2^32 - 1
-//! values, tests do not run the kernels. They only compare all offsets with 64-bit arithmetic.
+//! values, tests only compare all offsets with 64-bit arithmetic, and do not run the kernels.
 //!
 //! # Memory
 //! Device buffers are allocated on first use, or beforehand by [`WgpuBackend::reserve`]. The backend keeps these

@@ -4,7 +4,7 @@ use crate::Error;
 use std::collections::HashMap;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
-/// Names of buffers that are kept from batch to batch. Each batch may overwrite their content.
+/// Names of buffers that are kept from batch to batch. Each batch may overwrite the buffers' content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Results,

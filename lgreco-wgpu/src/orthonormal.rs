@@ -3,10 +3,10 @@
 //!
 //! Gram–Schmidt is a list of steps. In a dispatch, a workgroup runs many steps, with up to 40,000 loop iterations in
 //! all. A large factor has several chunks of rows, and the steps of each chunk also give a triangular matrix. One
-//! workgroup then makes the columns of the stacked triangles orthonormal, and a product combines the chunks. This is
-//! TSQR with a tree of two levels (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential
-//! QR and LU factorizations", SIAM J. Sci. Comput. 2012, section 4.1). TSQR takes three dispatches, or more if a chunk
-//! has more steps than one dispatch may run.
+//! workgroup then makes the columns of the stacked triangles orthonormal, and a product combines the chunks. The method
+//! is TSQR with a tree of two levels (Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and
+//! sequential QR and LU factorizations", SIAM Journal on Scientific Computing 2012, section 4.1). TSQR takes three
+//! dispatches, or more if a chunk has more steps than one dispatch may run.
 
 use crate::batch::Batch;
 use std::ops::Range;

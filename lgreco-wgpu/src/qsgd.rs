@@ -126,8 +126,8 @@ fn grids(batch: &mut Batch<'_>, of: &[Grids<'_>], results: &Buffer) -> Result<Bu
     Ok(grids)
 }
 
-/// Number of result words of [`measure`]: a record with the largest magnitude, a record for widths with a sign, and a
-/// record for widths without a sign.
+/// Number of result words of [`measure`], in three records: the largest magnitude, the widths with a sign, and the
+/// widths without a sign.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
 /// Widths to measure for a tensor: either only widths whose codes have a sign, or only widths whose codes have none.

@@ -64,8 +64,8 @@ fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
 }
 
-/// A tensor, and the values of k to measure for this tensor. There is at least one k, and they are in ascending order.
-/// The largest magnitude and the errors are written to the result words from `result` on.
+/// A tensor, and the values of k to measure for this tensor. There is at least one k, and the values of k are in
+/// ascending order. The largest magnitude and the errors are written to the result words from `result` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
     pub(crate) tensor: &'a Tensor,

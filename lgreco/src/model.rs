@@ -196,7 +196,8 @@ impl Planning<'_, '_> {
     }
 }
 
-/// A plan for a whole model, with a [`Codec`] per layer. Its `Display` text has one line per layer and a summary.
+/// A plan for a whole model, with a [`Codec`] per layer. The `Display` text of a plan has one line per layer and a
+/// summary.
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
     measured: Measured,

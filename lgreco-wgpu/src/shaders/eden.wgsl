@@ -123,8 +123,8 @@ fn decoded_value(block: Block, i: u32, transformed: u32, scale: u32) -> u32 {
     return multiply(multiply(transformed, inverse_root(block.len)), scale) ^ sign_of(block.at + i);
 }
 
-// Reports that a block does not decode to finite values: sets results[result + 1] to the maximum of itself and ~i. Here
-// i is the index of the block's first value in the tensor.
+// Reports that a block does not decode to finite values: sets results[result + 1] to the maximum of itself and ~i. In
+// this word, i is the index of the block's first value in the tensor.
 fn tell_overflow(block: Block) {
     atomicMax(&results[params.result + 1u], ~(params.first + block.first));
 }

@@ -72,8 +72,8 @@ fn encode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     }
 }
 
-// Writes the bits of the decoded values of a block. results[result] becomes nonzero if the scale is negative, or if the
-// scale or a value is not finite.
+// Writes the bits of the decoded values of a block. The word results[result] becomes nonzero if the scale is negative,
+// or if the scale or a value is not finite.
 @compute @workgroup_size(256)
 fn decode_rotated(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -30,7 +30,7 @@ fn sums_of_all(sums: array<f32, 8>, lane: u32) -> f32 {
 // Invocation w gets the squared error at width w + 1, from sums over the coordinates in `own`. Other invocations get 0.
 // If the error must be measured by decoding the block, invocation w gets 0, and sets the width's bit in `undecided`.
 // With coordinates z, levels q, scale s and t = z - q, the error of the coordinates is the sum of (t + (1 - s) q)^2.
-// This form avoids the subtraction of nearly equal sums.
+// This formula avoids the subtraction of nearly equal sums.
 fn rounding_error(len: u32, lane: u32) -> Wide {
     var squares: array<f32, 8>;
     var products: array<f32, 8>;

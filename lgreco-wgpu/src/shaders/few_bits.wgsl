@@ -1,9 +1,9 @@
 // TopK in few bits: statistics of each layer's bins, and the codes of kept values.
 //
-// The magnitudes of a bin are added up as integers, called digits. Their unit depends on the exponent of the bin's
-// largest magnitude. The first read of the values records which exponents occur. This leaves two candidates for the
-// exponent of a bin's largest magnitude: the exponent at the bin's end, and the next smaller one that occurs. Sums are
-// kept in the units of both exponents.
+// The magnitudes of a bin are added up as integers, called digits. The unit of digits depends on the exponent of the
+// bin's largest magnitude. The first read of the values records which exponents occur. So there are two candidates for
+// the exponent of a bin's largest magnitude: the exponent at the bin's end, and the next smaller exponent that occurs.
+// Sums are kept in the units of both exponents.
 
 // Statistics of a layer's bins, filled step by step. All fields begin as zeros.
 struct Bins {
@@ -12,8 +12,8 @@ struct Bins {
     exponents: array<vec2<u32>, 128>, // both exponents per bin, the larger first
     counts: array<atomic<u32>, 128>,
     with_larger: array<atomic<u32>, 128>, // number of magnitudes with the larger exponent
-    // Sums of the digits of all magnitudes, in the unit of the larger exponent. Then sums in the unit of the other
-    // exponent, without the magnitudes that have the larger exponent.
+    // Sums of the digits of all magnitudes, in the unit of the larger exponent. The `other` sums are in the unit of the
+    // other exponent, without the magnitudes that have the larger exponent.
     lower: array<atomic<u32>, 128>,
     upper: array<atomic<u32>, 128>,
     other_lower: array<atomic<u32>, 128>,

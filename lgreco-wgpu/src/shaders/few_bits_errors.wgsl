@@ -1,5 +1,5 @@
-// Measures the rows of the error table for TopK in few bits. For each k and each number of bits, a row has the error of
-// sending the mean of a bin in place of each magnitude in the bin.
+// Measures the rows of the error table for TopK in few bits. The payload has the mean of a bin in place of each
+// magnitude in the bin. A row has the error of this replacement for each k and each number of bits.
 //
 // The bins for fewer bits are unions of the bins for 8 bits. So the bins for 8 bits are filled first, and then joined
 // in pairs. The count of a bin's magnitudes, their sum and the sum of their squares are integers. So nothing is lost if

@@ -1,5 +1,6 @@
 // Sums, maxima and scans over the lanes of a workgroup, one subgroup at a time. This file replaces `lanes.wgsl` on
-// devices with subgroups. It is correct for subgroups of any width, with inactive lanes, and in any order of lanes.
+// devices with subgroups. The functions are correct for subgroups of any width, with inactive lanes, and in any order
+// of lanes.
 
 struct Lane {
     @builtin(local_invocation_index) index: u32,

@@ -1,14 +1,14 @@
 // Makes columns orthonormal by Gram-Schmidt, applied twice ("twice is enough"). A workgroup processes a chunk of a
-// factor's rows. Column c takes three steps. Each step ends with computing the inner products of column c and the
-// columns up to itself:
-//   3c      brings column c - 1 to norm 1
-//   3c + 1  subtracts from column c its projection on the columns before it
-//   3c + 2  subtracts the projection of the remainder in the same way
-// One more step ends the last column.
+// factor's rows. Column c takes three steps:
+//   Step 3c brings column c - 1 to norm 1.
+//   Step 3c + 1 subtracts from column c its projection on the columns before it.
+//   Step 3c + 2 subtracts the projection of the remainder in the same way.
+// Each step ends with computing the inner products of column c and the columns up to c. After the last column, one more
+// step brings this column to norm 1.
 //
 // A factor A of several chunks is made orthonormal by TSQR. Each chunk gives A_g = Q_g R_g, where R_g is a triangle.
 // The stacked triangles are a factor of one chunk: R = S T. So A = diag(Q_g) S T, and diag(Q_g) S is the result. Each
-// block of S is R_g times the inverse of the triangle T, so it is a triangle too.
+// block of S is R_g times the inverse of the triangle T, so the block is a triangle too.
 
 // State of each chunk: the inner products of the previous step, and two squared norms of the column. The first norm is
 // taken before the first subtraction of the projection, the second norm after it. With several chunks, the triangles

@@ -1,5 +1,4 @@
-// QSGD for tensors that are processed in pieces: finds the extremes of each bucket, makes its grid, measures rows of
-// the error table, encodes and decodes.
+// QSGD for tensors that are processed in pieces: grids of buckets, rows of the error table, encoding and decoding.
 
 struct Params {
     offset: u32,
@@ -126,8 +125,8 @@ fn row(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     }
 }
 
-// The squared error at each width, summed over the values start .. stop of the tile, in scaled units. All these values
-// are in one bucket.
+// The squared error at each width, summed over the values start .. stop of the tile, in scaled units. All values of
+// this range are in one bucket.
 fn errors(grid: Grid, start: u32, stop: u32) -> array<f32, 8> {
     var sums: array<f32, 8>;
     let holds_zero = (grid.low == 0u || grid.low >= SIGN) && grid.high < SIGN;

@@ -83,8 +83,8 @@ fn total() -> Double {
     return double_sum(double_sum(part(0u), part(1u)), double_sum(part(2u), part(3u)));
 }
 
-// Adds up the f32 partial sums of 64 lanes: halves their number until eight are left. Then `add_parts` adds these eight
-// in f64.
+// Adds up the f32 partial sums of 64 lanes: halves their number until eight are left. Then `add_parts` adds the eight
+// sums in f64.
 fn add_singles(sum: u32, lane: u32) {
     workgroupBarrier();
     if (lane < LANES) {
@@ -145,8 +145,8 @@ fn norm_of(square: Double) -> Norm {
     return Norm(length, u32(127 + log_power) << 23u, inverse);
 }
 
-// Orders in which invocations hold the values of a block. The 16 values of an invocation differ in bits 4 to 7 of their
-// index, in bits 0 to 3, or in bits 8 to 11.
+// Orders in which invocations hold the values of a block. The indices of an invocation's 16 values differ in bits 4 to
+// 7 (MIDDLE), 0 to 3 (LOW) or 8 to 11 (HIGH).
 const MIDDLE = 0u;
 const LOW = 1u;
 const HIGH = 2u;

@@ -7,8 +7,8 @@
 const PLACES = 768u; // twelve binades of level 1
 const COUNT_BITS = 15u;
 
-// Per place: the number of the bin plus 1, then, in the lower bits, the number of values in this bin. 0 if the place is
-// free. A workgroup sees at most 2^14 values.
+// Per place: the bin's number plus 1 in the upper bits, and the number of values in this bin in the lower bits. A free
+// place has 0. A workgroup sees at most 2^14 values.
 var<workgroup> tallies: array<atomic<u32>, 768>;
 // Per place: the sum of numbers below 2^17, then the two words of the sum of numbers below 2^48.
 var<workgroup> tallied: array<atomic<u32>, 2304>;

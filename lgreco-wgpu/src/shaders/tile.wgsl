@@ -1,5 +1,5 @@
-// A workgroup's 2048 values. Neighbouring lanes read neighbouring values from device memory. Then each lane processes
-// 32 consecutive values.
+// A workgroup's 2048 values. Neighbouring lanes read neighbouring values from device memory. After loading, each lane
+// processes 32 consecutive values.
 //
 // There are i / 32 words of padding before value i. So lanes that process their rows in lockstep access different
 // banks.

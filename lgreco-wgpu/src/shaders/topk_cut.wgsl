@@ -4,9 +4,10 @@
 // A sample gives an interval of magnitudes that contains the k-th largest (`topk_sample.wgsl`). The interval misses the
 // k-th largest with a chance below 1 in 10^8. The first read counts the values above the interval, and the values equal
 // to an end of the interval, which may be many. This read also gathers the values inside the interval
-// (`topk_gather.wgsl`). Gathered values are counted in 4096 bins. Then the values of the bin with the k-th largest are
-// counted in 4096 parts of this bin. After each of these two counts, a new dispatch begins, in which all workgroups
-// search the counts for the rank (`topk_counters.wgsl`). For each part, its largest and smallest magnitudes are known.
+// (`topk_gather.wgsl`). Gathered values are counted in 4096 bins. The bin with the k-th largest is divided into 4096
+// parts, and the values of this bin are counted per part. After each of these two counts, a new dispatch begins, in
+// which all workgroups search the counts for the rank (`topk_counters.wgsl`). For each part, its largest and smallest
+// magnitudes are known.
 //
 // If all bins together span at most two octaves, a part has one magnitude. The number of magnitudes in a part doubles
 // with each doubling of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the
@@ -14,10 +15,10 @@
 // values. Workgroups do so only for layers of up to 65,536 values.
 //
 // The cut does not depend on the sample. A sample misses the cut in two cases. In the first case, the k-th largest is
-// not in the interval. In the second case, the k-th largest lies between the largest and smallest magnitudes of a part,
-// but the workgroups cannot look through the gathered values. The reason is a layer of more than 65,536 values, or
-// gathered values that had no room in `entries`. After a miss, all values are counted three times, by 11, 10 and 10
-// bits, before any value is kept. Values that had no room in `entries` are read again from the tensor.
+// not in the interval. In the second case, the k-th largest lies inside a part, but the workgroups cannot look through
+// the gathered values. The reason is a layer of more than 65,536 values, or gathered values that had no room in
+// `entries`. After a miss, all values are counted three times, by 11, 10 and 10 bits, before any value is kept. Values
+// that had no room in `entries` are read again from the tensor.
 
 // A layer's cut, and the number of kept values at the cut.
 struct Cut {

@@ -1,5 +1,6 @@
 //! Tests tensors of more than 2^31 values, up to the largest possible number. The tests rehearse calls on a device that
-//! does nothing (see `imagined`). They compare the offsets of pieces, tables and payloads with 64-bit arithmetic.
+//! does nothing (see `imagined`). These tests compare the offsets of pieces, tables and payloads with 64-bit
+//! arithmetic.
 
 use super::imagined::{Seen, Told, Whole, buffer, imagined, rehearsed, tasks};
 use crate::batch::{Batch, Rehearsed};

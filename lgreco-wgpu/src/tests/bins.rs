@@ -129,8 +129,8 @@ fn rows_of_any_magnitudes_are_the_cores() {
     [backend(), cut()].iter_mut().flatten().for_each(check_all_rows);
 }
 
-/// The candidates of this test exceed three limits: the workgroups of a dispatch in one dimension, the workspace, and
-/// the number of k that are selected together.
+/// The candidates exceed three limits: on workgroups in one dimension, on the workspace, and on the number of k that
+/// are selected together.
 #[test]
 fn rows_of_many_candidates_are_the_cores() {
     let values = uniform(20_000, 3);

@@ -18,8 +18,8 @@ use lgreco_testing::settings::SETTINGS;
 use std::path::Path;
 use wgpu::Features;
 
-/// `LGRECO_ADAPTER` names the adapter that must have been selected, by a part of its name. This matters if there are
-/// several drivers.
+/// `LGRECO_ADAPTER` names the adapter that must have been selected, by a part of its name. The check matters on
+/// machines with several drivers.
 #[test]
 fn the_adapter_is_the_one_that_was_asked_for() {
     let (Ok(asked), Some(backend)) = (std::env::var("LGRECO_ADAPTER"), backend()) else { return };

@@ -27,8 +27,8 @@ fn numbers(len: usize, of: impl Fn(usize, f32) -> f32) -> Vec<f32> {
     (0..len).map(|i| if word(2 * i + 1) & 1 == 0 { of(i, one(i)) } else { -of(i, one(i)) }).collect()
 }
 
-/// Returns lists of values that resemble gradients: normally distributed, with long tails, in 16 bits, with many zeros,
-/// clipped above, and growing from row to row.
+/// Returns lists of values that resemble gradients. The lists are normally distributed, with long tails, in 16 bits,
+/// with many zeros, clipped above, or growing from row to row.
 fn natural(len: usize) -> Vec<Vec<f32>> {
     let normal = |x: f32| (-2.0 * (1.0 - x).ln()).sqrt();
     vec![
@@ -41,8 +41,8 @@ fn natural(len: usize) -> Vec<Vec<f32>> {
     ]
 }
 
-/// Returns lists of unusual values: all equal, of two or ten magnitudes, adjacent, sorted, over the whole range, and of
-/// a thousand pairs of adjacent magnitudes.
+/// Returns lists of unusual values. The values of a list are equal, of two or ten magnitudes, adjacent, sorted, over
+/// the whole range, or of a thousand pairs of adjacent magnitudes.
 fn odd(len: usize) -> Vec<Vec<f32>> {
     vec![
         numbers(len, |_, _| 0.3),

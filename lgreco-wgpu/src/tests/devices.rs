@@ -102,8 +102,8 @@ pub(super) fn small(adapter: wgpu::Limits) -> wgpu::Limits {
     }
 }
 
-/// Returns a backend with [`small`] limits. It cuts tensors, payloads and factors as if a binding could have only a few
-/// thousand values.
+/// Returns a backend with [`small`] limits. The backend cuts tensors, payloads and factors as if a binding could have
+/// only a few thousand values.
 pub(super) fn cut() -> Option<WgpuBackend> {
     let mut backend = small_backend()?;
     backend.gpu().window = 17 << 10;

@@ -7,8 +7,8 @@ use crate::batch::{Part, Rehearsed};
 use bytemuck::Pod;
 use wgpu::{Buffer, BufferUsages};
 
-/// Number of values of a piece: the largest multiple of 4096 values that fits a binding of 128 MiB, after at most 256
-/// bytes before the tensor's start.
+/// Number of values of a piece: the largest multiple of 4096 that fits a binding of 128 MiB. Up to 256 bytes of the
+/// binding may lie before the tensor's start.
 pub(super) const PIECE: u64 = ((128 << 20) - 256) / 4 / 4096 * 4096;
 
 /// Returns a backend on a device that seems to have WebGPU's default limits, except for the size of buffers. Buffers of

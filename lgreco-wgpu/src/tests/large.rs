@@ -21,9 +21,10 @@ const ADDITION: f64 = 1.0 / (1 << 23) as f64;
 /// twice: each time a lane adds 64 records, and the sum over 64 lanes has 6 levels. The summand 10 allows for the
 /// rounding of the terms.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
-/// Error bound of TopK's sums. The summands count additions: 70 for the bins of a share, twice; 32 for 16 groups of 16
-/// shares; 48 for 16 groups of 32 bins of level 2; and 32 for 16 groups of 16 bins of level 3. The summand 10 allows
-/// for the rounding of the terms. The differences of the values inside a bin add 2^-15.
+/// Error bound of TopK's sums. The first three summands count additions over the bins of a share, over 16 groups of 16
+/// shares, and over the bins of a share again. The next two count additions over 16 groups of 32 bins of level 2, and
+/// over 16 groups of 16 bins of level 3. The summand 10 allows for the rounding of the terms. The differences of the
+/// values inside a bin add 2^-15.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
 /// Error bound of TopK in few bits. To TopK's bound, the sum over the bins adds seven levels, and the rounding of its

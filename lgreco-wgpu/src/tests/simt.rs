@@ -1,6 +1,6 @@
-//! Runs shaders on the CPU. naga translates a shader to Metal's language. g++ then compiles the result as C++ against
-//! the shim for CUDA's kernels, with the shim's check for data races or with sanitizers. The inputs of the shaders are
-//! recorded from dispatches on a device.
+//! Runs shaders on the CPU. The crate naga translates a shader to Metal's language. The compiler g++ compiles the
+//! result as C++ against the shim for CUDA's kernels, with the shim's check for data races or with sanitizers. The
+//! inputs of the shaders are recorded from dispatches on a device.
 
 use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};

@@ -64,8 +64,8 @@ fn matrices_are_cut_along_both_sides() {
     let Some(mut backend) = small_backend() else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
     let values = uniform(3 * 134_582, 5);
-    // Together, these shapes have rows longer than the width of a dispatch, more rows than the height of a dispatch,
-    // rows longer than a piece, and factors that several workgroups orthonormalise.
+    // These shapes cover four cases: rows longer than the width of a dispatch, more rows than its height, rows longer
+    // than a piece, and factors that several workgroups orthonormalise.
     let sides = [(1571, 90), (3, 134_582), (90, 1571), (33_000, 3)];
     for &(rows, cols) in if is_full() { &sides[..] } else { &sides[..2] } {
         assert!(rows.max(cols) > SIDE * backend.gpu().most_groups());

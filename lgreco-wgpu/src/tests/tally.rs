@@ -96,9 +96,9 @@ fn check_finds(check: fn(&mut WgpuBackend), (shader, text, fault): (Shader, &'st
     assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
 }
 
-/// The fault would stay hidden if wgpu cleared workgroup memory first. wgpu is configured not to clear this memory,
-/// because on Metal a single lane would do it. On llvmpipe, the memory has the content of another workgroup; with other
-/// drivers, it may be zeros.
+/// The fault would stay hidden if wgpu cleared workgroup memory first. The backend turns this clearing off, because on
+/// Metal a single lane would do it. On llvmpipe, the memory has the content of another workgroup; with other drivers,
+/// it may be zeros.
 #[test]
 #[ignore = "slow"]
 fn a_histogram_that_is_not_cleared_is_found() {

@@ -188,8 +188,8 @@ impl PlanFile {
 
     /// The plan's size, error and proof, as the file states them.
     ///
-    /// If the file states that the size is proved optimal, the summary's lower bound is the size, because the file's
-    /// bound may have been rounded to f64. If both a budget and a size limit are set, the summary has the budget. If
+    /// The file's bound may have been rounded to f64. So if the file states that the size is proved optimal, the
+    /// summary's lower bound is the size. If both a budget and a size limit are set, the summary has the budget. If
     /// neither is set, the summary has a budget of 0.
     ///
     /// ```

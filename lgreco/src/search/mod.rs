@@ -225,8 +225,14 @@ impl Measured {
 impl Search {
     /// A search of one method with its defaults.
     ///
-    /// The defaults, with ranges in parentheses, are 4 bits (2 to 8) for QSGD, 1 % (0.1 % to 10 %) for TopK, rank 4 (2
-    /// to 8) for PowerSGD, and 3 bits (1 to 8) for EDEN. The first three ranges come from L-GreCo §4.
+    /// | method | default | range |
+    /// |---|---|---|
+    /// | QSGD | 4 bits | 2 to 8 bits |
+    /// | TopK | 1 % | 0.1 % to 10 % |
+    /// | PowerSGD | rank 4 | rank 2 to 8 |
+    /// | EDEN | 3 bits | 1 to 8 bits |
+    ///
+    /// The ranges of QSGD, TopK and PowerSGD come from L-GreCo §4.
     ///
     /// Hybrid offers EDEN, TopK and PowerSGD (here with rank 8 as the default and 4 to 16 as the range). The reference
     /// of Hybrid's budget is uniform 3-bit EDEN. Hybrid leaves out QSGD, because EDEN has less error at equal size on

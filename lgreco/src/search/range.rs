@@ -232,10 +232,10 @@ impl Family {
 
     /// The method with its range around `default`.
     ///
-    /// For a default D, QSGD, TopK and PowerSGD have the ranges of L-GreCo §4: bits and ranks [D/2, 2D] with step 1,
-    /// densities [D/10, 10 D] with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the method's bounds. If a step
-    /// of 1 gives more than [`MAX_OPTIONS`] whole parameters, the step is the smallest one that gives at most
-    /// [`MAX_OPTIONS`].
+    /// QSGD, TopK and PowerSGD have the ranges of L-GreCo §4. For a default D, bits and ranks have the range [D/2, 2D]
+    /// with step 1, and densities have [D/10, 10 D] with step D/10. EDEN's range is 1 to 8 bits. Ranges end at the
+    /// method's bounds. If a step of 1 gives more than [`MAX_OPTIONS`] whole parameters, the step is the smallest one
+    /// that gives at most [`MAX_OPTIONS`].
     pub(super) fn new(method: Method, default: f64) -> Self {
         let planned = method.planned();
         let [below, above, steps] = planned.around;

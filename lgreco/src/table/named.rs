@@ -75,7 +75,7 @@ impl NamedTable {
     ///
     /// # Panics
     /// When `layer >= self.layers()`. All functions that take the index of a layer or an option panic if the table
-    /// lacks it.
+    /// lacks that layer or option.
     pub fn name(&self, layer: usize) -> &str {
         &self.layers[layer].name
     }
