@@ -51,8 +51,8 @@ pub enum Tile {
 /// # Source
 /// Rudakov et al., arXiv 2401.07788, §2 (min–max, TopK per sample, shared indices). Wang et al., "AQ-SGD", NeurIPS 2022
 /// (symmetric). Vargaftik et al., "EDEN", ICML 2022. Deviations: Min–max rounds ties to the larger level instead of to
-/// even, and sends constant tiles exactly. TopK keeps exactly `keep` values; of equal magnitudes, it keeps the first
-/// ones. The paper's TopK drops all values whose magnitude equals the threshold.
+/// even, and sends constant tiles exactly. TopK keeps exactly `keep` values, and of equal magnitudes the first ones.
+/// The paper's TopK drops all values whose magnitude equals the threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// The values without compression.
@@ -255,7 +255,7 @@ impl Codec {
 
     /// Compresses `values` into `body`. `values` has `features` values per sample. `body` has exactly
     /// [`body_len`](Codec::body_len) bytes. For shared-index, `indices` are the indices in the forward body. For other
-    /// codecs, they are empty. After an error, `body` must not be used.
+    /// codecs, `indices` is empty. After an error, `body` must not be used.
     ///
     /// # Errors
     /// [`CoreError::NonFinite`] with the first NaN or infinity. [`CoreError::ElementOverflow`] when a value does not
@@ -355,7 +355,7 @@ impl Codec {
         bytes
     }
 
-    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, or `None` if it writes these bytes for no codec.
+    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, or `None` if no codec is written as these bytes.
     /// Does not check the parameters.
     pub fn from_bytes(bytes: [u8; Codec::BYTES]) -> Option<Codec> {
         let [kind, bits, dtype, scope, parameter @ ..] = bytes;

@@ -21,7 +21,8 @@
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Number of messages compressed or decompressed. If it is zero after a step, the cut is configured but not used.
+    /// Number of messages compressed or decompressed. If this number is zero after a step, the cut is configured but
+    /// not used.
     pub messages: u64,
     /// Bytes of these messages.
     pub bytes: u64,
@@ -29,7 +30,7 @@ pub struct Counters {
     pub uncompressed_bytes: u64,
     /// AQ-SGD: number of samples sent as a change.
     pub hits: u64,
-    /// AQ-SGD: number of samples sent uncompressed because they were not in memory.
+    /// AQ-SGD: number of first visits, whose samples were not in memory and were sent uncompressed.
     pub misses: u64,
     /// AQ-SGD: number of samples without an id.
     pub unremembered: u64,

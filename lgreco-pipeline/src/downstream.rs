@@ -58,8 +58,8 @@ impl End<Below> {
         Ok(ticket)
     }
 
-    /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the original message again.
-    /// The call gives the same activations every time, and changes nothing.
+    /// Decompresses a message again: the original message, or a copy that [`Upstream::repeat`](super::Upstream::repeat)
+    /// wrote. The call gives the same activations every time, and changes nothing.
     ///
     /// # Errors
     /// The errors of [`receive`](Downstream::receive). [`Error::NotInFlight`] when the ticket is unknown.

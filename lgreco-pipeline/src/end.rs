@@ -1,10 +1,10 @@
 //! Code that both ends of a cut share.
 //!
-//! The two ends live in two processes and share nothing but messages, so they are two objects. Every message carries
-//! its generation, sequence number and step, and a checksum of the sender's memory. So if the ends differ, the next
-//! message gives an error. Without these numbers, nobody would notice a difference between the ends, which would add
-//! noise to the training. Reading or writing a message takes `&self`, and memory is updated only afterwards. So a
-//! failed call changes nothing, and evaluation cannot change anything.
+//! The two ends of a cut are two objects, because they live in two processes and share nothing but messages. Every
+//! message carries its generation, sequence number and step, and a checksum of the sender's memory. So if the ends
+//! differ, the next message gives an error. Without these numbers, nobody would notice a difference between the ends,
+//! which would add noise to the training. Reading or writing a message takes `&self`, and memory is updated only
+//! afterwards. So a failed call changes nothing, and evaluation cannot change anything.
 
 use super::counters::Counters;
 use super::half::{Clock, Half, State};

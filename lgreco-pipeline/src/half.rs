@@ -45,7 +45,7 @@ pub(super) struct Scratch<'a> {
     pub(super) rest: &'a mut [u64],
 }
 
-/// Sender or receiver of one direction.
+/// The sender or the receiver of one direction of a cut.
 #[derive(Clone, Debug)]
 pub(super) struct Half {
     pub(super) setting: CutSetting,

@@ -20,11 +20,11 @@
 //! | 56..60 | EF21: checksum of the estimate before this message, else 0 |
 //! | 60..64 | 0 |
 //!
-//! The body is usually the output of the codec. In [`Mode::EvalPlain`], it has the values in the sender's element type.
-//! Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: the id (8 bytes), the checksum of
-//! the sample's row in memory, or 0 (4 bytes), the kind (1 byte), and 3 zero bytes. The kind is 0 for a first visit, 1
-//! for a change and 2 for a sample without id. Then come the rows of first visits in the sender's element type, and
-//! then the codec's body for all other samples.
+//! The body is usually the output of the codec. In [`Mode::EvalPlain`], the body has the values in the sender's element
+//! type. Under AQ-SGD, a body in training has three parts. First come 16 bytes per sample: the id (8 bytes), the
+//! checksum of the sample's row in memory, or 0 (4 bytes), the kind (1 byte), and 3 zero bytes. The kind is 0 for a
+//! first visit, 1 for a change and 2 for a sample without id. Then come the rows of first visits in the sender's
+//! element type, and then the codec's body for all other samples.
 
 use super::codec::Codec;
 use crate::gradient::{Dtype, Shape};
@@ -225,7 +225,7 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// [`CoreError::Length`] on too few or too many bytes. [`CoreError::PayloadHeader`] and [`CoreError::PayloadField`]
-    /// on a header of another version, or one that no cut writes. [`CoreError::Parameter`] and
+    /// on a header of another version, or on a header that no cut writes. [`CoreError::Parameter`] and
     /// [`CoreError::TooManyElements`] on parameters out of range. [`CoreError::PayloadBody`] on an entry of a sample
     /// that no cut writes.
     pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Error> {

@@ -40,7 +40,7 @@ pub(super) fn restrict<T: Element>(
 /// these values is −0.
 const CHOSEN: f32 = -0.0;
 
-/// Tests for each element of a sequence, in order, whether it is one of the `k` largest magnitudes. Of equal
+/// Tests for each element of a sequence, in order, whether the element is one of the `k` largest magnitudes. Of equal
 /// magnitudes, the first ones are taken.
 struct Top {
     magnitude: u32,

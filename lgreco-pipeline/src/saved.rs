@@ -1,6 +1,6 @@
 //! Saves an end as bytes and restores it. The bytes begin with `LSE`, version 3, the side, three zeros, the generation,
 //! the number of steps, and the first sequence number of this step. Then come the setting, the state of the two
-//! directions, and a checksum of all bytes before it.
+//! directions, and a checksum of all earlier bytes.
 
 use super::counters::COUNT_LIMIT;
 use super::end::{End, Side};

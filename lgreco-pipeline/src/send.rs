@@ -117,7 +117,7 @@ impl Half {
         let mut coded = 0;
         for (i, &sample) in samples.iter().enumerate() {
             // Rows that the codec encodes lie at the start of `offered`, without gaps. The row of a first visit is sent
-            // uncompressed, so the next row replaces it.
+            // uncompressed, so the next row takes its place in `offered`.
             let row = &mut offered[coded * features..][..features];
             widen(values, i * features, row);
             let visit = match sample.map(|id| (id, store.checksum(id))) {

@@ -115,7 +115,7 @@ pub struct Link {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CutSetting {
-    /// Number of the cut in the model: the number of the stage above it, counted from 0.
+    /// Number of the cut in the model. A cut has the number of the stage above, counted from 0.
     pub cut: u32,
     /// Samples per message, at least 1. If either direction has a memory by position ([`LinkMemory::Residual`],
     /// [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]), every training message has exactly this number of samples. Without

@@ -79,8 +79,8 @@ pub(super) struct Published {
     pub(super) non_finite: u64,
 }
 
-/// Rows by sample id. Staged updates take effect only when they are published, so that every pass of a step reads the
-/// same rows.
+/// Rows by sample id. Staged updates take effect only at [`publish`](Store::publish), so that every pass of a step
+/// reads the same rows.
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     form: Form,

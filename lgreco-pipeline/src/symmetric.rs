@@ -1,4 +1,4 @@
-//! Q-sym: codes on a grid that contains zero and is symmetric about it, except for its last point.
+//! Q-sym: codes on a grid that contains zero. Except for its last point, the grid is symmetric about zero.
 //!
 //! The body has the scales, little-endian, then each sample's codes, packed little-endian and padded with zero bits to
 //! whole bytes. Let `h = 2^(bits − 1)` and let `s` be a scale. The code of `x` is
@@ -17,8 +17,8 @@ use lgreco::compress::bits;
 
 /// Number of codes per block: a multiple of 8, so that blocks start on byte boundaries.
 const BLOCK: usize = 512;
-/// The number 1.5 · 2^23. Adding it to a small number rounds that number to an integer, ties to even, and leaves the
-/// integer in the low bits.
+/// The number 1.5 · 2^23. Adding this constant to a small number rounds that number to an integer, ties to even, and
+/// leaves the integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 /// Which values share a scale.

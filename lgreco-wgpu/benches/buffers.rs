@@ -190,7 +190,7 @@ fn payloads(bench: &mut Bench) {
     }
 }
 
-/// Asserts that values equal the expected values. Unless `exact`, they may differ slightly.
+/// Asserts that values equal the expected values, up to a small tolerance unless `exact`.
 fn check_near(name: &str, found: &[f32], expected: &[f32], exact: bool) {
     if exact {
         let differs = found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());

@@ -81,7 +81,7 @@ METAL_INLINE auto each(vec<T, N> a, vec<T, N> b, F f) {
     for (int i = 0; i < N; ++i) r.v[i] = f(a.v[i], b.v[i]);
     return r;
 }
-// Excludes an argument from template deduction, so that it may also be a number.
+// Excludes an argument from template deduction, so that a plain number can be passed.
 template <class T>
 struct Same {
     using type = T;
@@ -191,7 +191,7 @@ struct EntryPoint {
     unsigned size[3];
 };
 
-// Runs dispatches that it reads from standard input, until the input ends. A dispatch begins with six words: entry
+// Reads dispatches from standard input and runs each, until the input ends. A dispatch begins with six words: entry
 // point, order (see cuda_shim_launch), number of workgroups in three dimensions, and number of bindings. The bindings
 // follow, each with its number, its length in bytes and its bytes. After each dispatch, writes the length of the error
 // text, the text (empty on success), and the bytes of all bindings to standard output.
@@ -208,7 +208,7 @@ inline int serve(const EntryPoint* entries, void (*measure)()) {
             if (!take(of, sizeof of) || of[0] >= BINDINGS) return 2;
             number = of[0];
             bound_bytes[number] = of[1];
-            // Allocates exactly this length, so that the address sanitizer finds accesses beyond it.
+            // Allocates exactly the binding's length, so that the address sanitizer finds accesses beyond the end.
             bound[number].bytes = static_cast<char*>(malloc(of[1]));
             if (!take(bound[number].bytes, of[1])) return 2;
         }

@@ -17,7 +17,7 @@ pub struct Adapter {
     pub info: wgpu::AdapterInfo,
     /// The adapter's limits.
     pub limits: wgpu::Limits,
-    /// `Ok` if the backend can use the adapter, or the error that says why it cannot.
+    /// `Ok` if the backend can use the adapter, otherwise the reason why not.
     pub usable: Result<(), Error>,
 }
 

@@ -167,8 +167,8 @@ impl WgpuBackend {
     }
 
     /// Bytes of device memory held between calls: tables, workspace, and buffers for uploads and payloads. The first
-    /// use or [`reserve`](WgpuBackend::reserve) allocates this memory. Later calls of similar size reuse it, and
-    /// dropping the backend frees it.
+    /// use or [`reserve`](WgpuBackend::reserve) allocates this memory. Later calls of similar size reuse the memory,
+    /// and dropping the backend frees it.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.memory.held()
     }

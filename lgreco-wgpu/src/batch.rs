@@ -86,7 +86,7 @@ impl<'g> Batch<'g> {
         self.gpu.take(size, usage)
     }
 
-    /// Uploads `bytes`, padded to words. Returns the part of a buffer that holds them.
+    /// Uploads `bytes`, padded to words. Returns the part of a buffer that holds the uploaded bytes.
     pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<Part, Error> {
         let size = (bytes.len() as u64).next_multiple_of(4).max(4);
         let buffer = self.buffer(size, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;

@@ -1,4 +1,4 @@
-//! Blocks of 2048 values of tensors under TopK. Kernels count the kept values of each block. From these counts they
+//! Blocks of 2048 values of tensors under TopK. Kernels count the kept values of each block. From these counts, kernels
 //! know where to write the kept values of a block. Payloads of TopK and rows of TopK in few bits use these blocks.
 
 use crate::Error;

@@ -1,4 +1,4 @@
-//! Rows of the error table whose results stay on the device. The caller copies them to the host.
+//! Rows of the error table whose results stay on the device. The caller copies the results to the host.
 
 use crate::Error;
 use crate::backend::WgpuBackend;
@@ -28,9 +28,9 @@ impl WgpuBackend {
     /// the rows from the bytes.
     ///
     /// The workspace belongs to the backend. [`reserve_buffers`](WgpuBackend::reserve_buffers), or the first call,
-    /// allocates it and compiles the kernels. Later calls for the same shapes allocate nothing. The device runs
-    /// submissions in order, so later work may overwrite the gradients and reuse the workspace. To upload the host's
-    /// tables of tasks, wgpu allocates staging memory, and reclaims this memory at the next poll or submission.
+    /// allocates the workspace and compiles the kernels. Later calls for the same shapes allocate nothing. The device
+    /// runs submissions in order, so later work may overwrite the gradients and reuse the workspace. To upload the
+    /// host's tables of tasks, wgpu allocates staging memory, and reclaims this memory at the next poll or submission.
     ///
     /// ```
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -83,7 +83,7 @@ impl WgpuBackend {
 
     /// Makes the rows of these jobs, one after another, from the bytes that [`enqueue_rows`](WgpuBackend::enqueue_rows)
     /// left. The call uses the device only if a gradient is not finite, or so large that a payload might overflow. If
-    /// it uses the device, the call waits, and the gradients must still exist.
+    /// the call uses the device, it waits, and the gradients must still exist.
     ///
     /// # Errors
     /// The errors of [`measure_buffers`](WgpuBackend::measure_buffers). Without a job:

@@ -9,7 +9,8 @@ use crate::kernels::{module_of, pipeline_of};
 use crate::scopes::Scopes;
 use wgpu::{Backend, Device};
 
-/// A kernel with a barrier after a return. The return depends on data that are the same for all lanes of a workgroup.
+/// A kernel that FXC refuses: a barrier follows a return that depends on data. The data are the same for all lanes of a
+/// workgroup.
 pub(crate) const PROBE: &str = "
 @group(0) @binding(0) var<storage, read> tasks: array<u32>;
 @group(0) @binding(1) var<storage, read_write> results: array<u32>;
@@ -33,7 +34,7 @@ pub(crate) fn check_compiler(device: &Device) -> Result<(), Error> {
     }
 }
 
-/// `Err` unless the device's compiler accepts this kernel. Its entry point must be `probe`.
+/// `Err` unless the device's compiler accepts this kernel. The kernel's entry point must be named `probe`.
 pub(crate) fn compiles(device: &Device, source: &str) -> Result<(), Error> {
     let scopes = Scopes::new(device);
     pipeline_of(device, &module_of(device, source.into()), "probe");

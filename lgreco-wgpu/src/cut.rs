@@ -92,8 +92,9 @@ mod tests {
     }
 
     /// Checks that the gathered values fit. Gathered values lie between the ends of the sample's interval, or in the
-    /// same bins as the ends. The bound on the number of values in the interval allows for six standard deviations. A
-    /// bin is a sixteenth of an octave. Of normally distributed values, 4.5 % lie in the two bins of the ends.
+    /// same bins as the ends. The bound on the number of values in the interval allows for six standard deviations. In
+    /// this test, a bin is a sixteenth of an octave. Of normally distributed values, 4.5 % lie in the two bins of the
+    /// ends.
     #[test]
     fn what_is_gathered_of_up_to_a_quarter_million_values_has_room() {
         for elements in ((1 << 15) + 1..=1 << 18).step_by(1009) {

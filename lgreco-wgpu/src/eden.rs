@@ -1,7 +1,7 @@
 //! EDEN: launches of `eden.wgsl`, and of `eden_payloads.wgsl` for payloads.
 //!
 //! A workgroup processes one block. Workgroup memory can hold half of a block of 4096 values. So the values are in
-//! registers, and invocations exchange them in two halves. Payloads have the core's bits, because the kernels do all
+//! registers, and invocations exchange values in two halves. Payloads have the core's bits, because the kernels do all
 //! f32 arithmetic in integers. The kernels also do the f64 arithmetic of norms and scales in integers.
 
 use crate::Error;

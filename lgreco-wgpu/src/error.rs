@@ -2,7 +2,8 @@
 //!
 //! These errors contain text. The core's `Error` is `Copy`, so it cannot contain text. It only says that the device
 //! failed (`Error::Device`). The backend keeps the full error (`WgpuBackend::failure`). If the device finds an invalid
-//! payload, the core decodes it again and returns its own error. So the error is the same as without a device.
+//! payload, the core decodes this payload again and returns its own error. So invalid payloads give the same error with
+//! and without a device.
 
 use lgreco::backend::JobError;
 
@@ -65,7 +66,7 @@ pub enum Error {
     /// The driver refused a call.
     #[error("the device refused a call: {0}")]
     Refused(String),
-    /// The method, or this use of it, has no kernels. QSGD, TopK, PowerSGD and EDEN have kernels.
+    /// The method has no kernels, or none for this use. QSGD, TopK, PowerSGD and EDEN have kernels.
     #[error("{0} does not run on wgpu devices")]
     Method(&'static str),
 }

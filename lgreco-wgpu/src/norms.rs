@@ -65,7 +65,7 @@ impl WgpuBackend {
     /// values needs one more dispatch. The rules for buffers, waits, memory and errors are those of
     /// [`enqueue_rows`](WgpuBackend::enqueue_rows): for example, the first call allocates memory. Errors state a
     /// gradient's number in place of a job's number. The results have [`norms_bytes`](WgpuBackend::norms_bytes) bytes.
-    /// [`read_norms`](WgpuBackend::read_norms) makes the norms from them.
+    /// [`read_norms`](WgpuBackend::read_norms) makes the norms from these bytes.
     ///
     /// ```
     /// use lgreco::gradient::{Dtype, Shape};
@@ -107,7 +107,7 @@ impl WgpuBackend {
     }
 
     /// Makes one squared norm per gradient from the bytes that [`enqueue_norms`](WgpuBackend::enqueue_norms) left. The
-    /// call uses the device only if a gradient is not finite. If it uses the device, the call waits, and the gradient
+    /// call uses the device only if a gradient is not finite. If the call uses the device, it waits, and the gradient
     /// must still exist.
     ///
     /// # Errors

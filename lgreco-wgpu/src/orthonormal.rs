@@ -21,7 +21,7 @@ const LITTLE: usize = 1 << 17;
 pub(crate) struct Tall {
     pub(crate) rank: usize,
     pub(crate) chunks: usize,
-    /// Number of rows of a chunk. The last chunk of a band may have fewer.
+    /// Number of rows of a chunk. The last chunk of a band may have fewer rows.
     pub(crate) chunk_rows: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Defines the parameters of a dispatch in Rust, as the shader defines them.
+//! Defines the parameters of a dispatch in Rust, with the same layout as in the shader.
 
 /// Defines the struct `Params` with fields of four bytes each, in the order of the shader's struct `Params`.
 macro_rules! params {

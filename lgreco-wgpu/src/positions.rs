@@ -111,7 +111,7 @@ impl Body<'_> {
     }
 }
 
-/// A stretch on the device.
+/// A stretch of a payload that has been uploaded to the device.
 struct Uploaded {
     params: Params,
     values: Part,

@@ -178,7 +178,7 @@ pub(crate) struct Run<'t> {
 }
 
 impl<'t> Run<'t> {
-    /// Makes the factors of all matrices. Factors may have several bands only if there is a single matrix.
+    /// Makes the factors of all matrices. Factors may be cut into several bands only if there is a single matrix.
     fn new(batch: &mut Batch<'_>, all: &[Compressed<'t>], results: &Buffer) -> Result<Run<'t>, Error> {
         let room = all.iter().fold(Room::default(), |room, one| room.plus(one.room()));
         let together = match all {

@@ -21,7 +21,7 @@ use lgreco::error::expect_len;
 use lgreco::gradient::Dtype;
 use wgpu::Buffer;
 
-/// Number of uploaded bytes after which the batch waits for the device. Without this limit, memory might hold a whole
+/// Number of uploaded bytes after which the batch waits for the device. Without the limit, memory might hold a whole
 /// model twice.
 const UPLOADS: u64 = 256 << 20;
 /// Largest total size, in bytes, of layers that are processed together. These layers may exist twice on the device.

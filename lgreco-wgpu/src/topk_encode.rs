@@ -51,7 +51,7 @@ pub(crate) struct Written {
 
 /// Records the encoding of everything except the header. At least one value must be kept. Word 0 of `results` becomes
 /// the largest magnitude, and word 1 the bits of the k-th largest. If word 2 is not 0, the sample has missed the k-th
-/// largest magnitude, and no payload is written. In this case, call [`encode_lost`].
+/// largest magnitude, and no payload is written. After such a miss, call [`encode_lost`].
 ///
 /// The kernels read the [sample](Sample) once and all values twice. If the gathered values do not fit, the kernels read
 /// all values two more times.

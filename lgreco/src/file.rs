@@ -32,7 +32,8 @@ pub enum Error {
     /// The bytes are not JSON, or the JSON value has a wrong type or form.
     #[error("{}{what}", Prefix(place))]
     Json {
-        /// Layer and option, as far as they are known. Empty if the error is at the file's top level.
+        /// The layer and the option that contain the error, as far as known. Empty if the error is at the file's top
+        /// level.
         place: String,
         /// The parser's message. Line and column are counted from the start of this layer or option, or of the file.
         what: String,

@@ -18,7 +18,7 @@ struct Params {
     result: u32,
 }
 
-// For payloads: the scale of each block, and codes.
+// For payloads: the scales of all blocks, and the codes.
 @group(0) @binding(3) var<storage, read_write> sent_scales: array<u32>;
 @group(0) @binding(4) var<storage, read_write> words: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> output: array<u32>;
@@ -58,8 +58,8 @@ fn rotate(block: Block, lane: u32) {
     transform(block.len, lane);
 }
 
-// Adds up magnitude times level over the coordinates in `own`. With `squared`, adds up the squared levels instead.
-// `total` returns the result.
+// Adds up magnitude times level over the coordinates in `own`. With `squared`, adds up the squared levels instead of
+// the products. `total` returns the result.
 fn sum_of_levels(bits: u32, squared: bool, len: u32, lane: u32) {
     var sum = 0u;
     for (var start = 0u; start < len; start += HALF) {

@@ -142,7 +142,8 @@ fn put_kept(index: u32, bits: u32) {
     let code = bin | ((bits >> 31u) << (params.bits - 1u));
     let at = field(params.codes, 0u, index, params.bits);
     put(at.x, at.y, code);
-    // Several passes, one per window, see the same value. Only the pass that writes the value adds it to its bin.
+    // Several passes, one per window, see the same value. Only the pass that writes the value also adds the value to
+    // its bin.
     if (is_in_window(at.x)) {
         add_to_own_bin(bin, magnitude);
     }

@@ -2,9 +2,9 @@
 // magnitude in the bin. A row has the error of this replacement for each k and each number of bits.
 //
 // The bins for fewer bits are unions of the bins for 8 bits. So the bins for 8 bits are filled first, and then joined
-// in pairs. The count of a bin's magnitudes, their sum and the sum of their squares are integers. So nothing is lost if
-// the magnitudes are close together. With n magnitudes, n * (sum of squares) - sum^2 is n times the sum of their
-// squared distances from the mean.
+// in pairs. The count of a bin's magnitudes, their sum and the sum of their squares are integers. So the error is exact
+// even if the magnitudes are close together. With n magnitudes, n * (sum of squares) - sum^2 is n times the sum of
+// their squared distances from the mean.
 
 // Number of words for the sums of one bin, and of all 128 bins for 8 bits. A bin's sums are the count (32 bits), the
 // sum (64 bits) and the sum of squares (96 bits).

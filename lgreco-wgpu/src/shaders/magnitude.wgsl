@@ -33,7 +33,7 @@ fn largest(dispatch: Dispatch, lane: Lane) {
 }
 
 // Finds the position i of the first magnitude that reaches `least`. Sets results[result] to the maximum of itself and
-// ~i, so 0 means that there is none.
+// ~i, so 0 means that no magnitude reaches `least`.
 @compute @workgroup_size(64)
 fn position(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

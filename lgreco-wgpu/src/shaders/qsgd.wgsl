@@ -87,7 +87,7 @@ fn tell_extremes(first: u32, lane: u32) {
     }
 }
 
-// Sets each extreme of a bucket to the maximum of itself and the given one.
+// Raises each extreme of a bucket to at least the given value.
 fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
     let at = 3u * (bucket - params.first_bucket);
     atomicMax(&extremes[at], largest);

@@ -29,7 +29,7 @@ fn tally(bin: u32) -> u32 {
     let place = bin % PLACES;
     let name = (bin + 1u) << COUNT_BITS;
     var there = atomicLoad(&tallies[place]);
-    // The weak compare-exchange may fail spuriously, so it is repeated.
+    // The loop repeats the weak compare-exchange, which may fail spuriously.
     while (there == 0u) {
         let claimed = atomicCompareExchangeWeak(&tallies[place], 0u, name);
         there = select(claimed.old_value, name, claimed.exchanged);

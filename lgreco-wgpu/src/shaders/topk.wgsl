@@ -50,8 +50,8 @@ struct Params {
 // Per bin: the count; the sum of the keys' lower 17 bits, in 64 bits; and the sum of squared rounding errors, in 96
 // bits. A rounding error comes from sending the value; its square is below 2^48.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
-// For each bin that contains a k-th largest value for some k, the number of its slot plus 1; 0 for other bins. The bins
-// of level 1 come first, then those of level 2.
+// Per bin: the number of the bin's slot plus 1 if the bin contains a k-th largest value for some k; otherwise 0. The
+// bins of level 1 come first, then those of level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
 // Level 2: per slot and bin the count and the sum of squared rounding errors. Level 3: counts.
 @group(0) @binding(4) var<storage, read_write> fine: array<atomic<u32>>;
@@ -145,7 +145,7 @@ fn magnitude_of(key: u32) -> u32 {
     return ((key & 0x007fffffu) | 0x00800000u) >> (24u - exponent);
 }
 
-// The rounding error of a magnitude when it is sent, in units of the last place of its key.
+// The error of rounding a magnitude to the sent type, in units of the last place of the magnitude's key.
 fn rounding(magnitude: u32) -> u32 {
     if (params.rounds == 0u || magnitude == 0u) {
         return 0u;

@@ -29,15 +29,15 @@ const ABOVE = 4488u;
 const USED = 4489u;
 const LOWEST = 4490u;
 const HIGHEST = 4491u;
-// Like LOWEST and HIGHEST, but for the sample alone.
+// Like LOWEST and HIGHEST, but only over the sampled values.
 const LOWEST_SAMPLED = 4492u;
 const HIGHEST_SAMPLED = 4493u;
 // The interval; the bin that contains the k-th largest, or NOWHERE; and the rank of the k-th largest in that bin.
 const INTERVAL = 4494u;
 const BIN = 4498u;
 const BIN_RANK = 4499u;
-// Two words for each level after a missed cut. The first has the upper bits of the cut that are known before the level.
-// The second has k's rank among the values with these bits.
+// Two words for each level after a missed cut. The first word has the upper bits of the cut that are known before the
+// level. The second word has k's rank among the values with these bits.
 const SETTLED_CUT = 4500u;
 
 // A bin, and a rank in this bin, counted from the largest value. The bin is NOWHERE if there are fewer values than the
@@ -102,7 +102,7 @@ fn pick(level: u32, counts: u32, bins: u32, rank: u32, lane: Lane) -> Picked {
     return pick_lane(bin, own, share.rank, lane);
 }
 
-// The lane's bin among 64. The first lanes get the bins with the largest values.
+// The lane's bin among 64. The lanes with the smallest places get the bins with the largest values.
 fn number_of(lane: Lane) -> u32 {
     return 63u - place(lane);
 }

@@ -6,8 +6,8 @@
 // to an end of the interval, which may be many. This read also gathers the values inside the interval
 // (`topk_gather.wgsl`). Gathered values are counted in 4096 bins. The bin with the k-th largest is divided into 4096
 // parts, and the values of this bin are counted per part. After each of these two counts, a new dispatch begins, in
-// which all workgroups search the counts for the rank (`topk_counters.wgsl`). For each part, its largest and smallest
-// magnitudes are known.
+// which all workgroups search the counts for the rank (`topk_counters.wgsl`). The tables also have the largest and the
+// smallest magnitude of each part.
 //
 // If all bins together span at most two octaves, a part has one magnitude. The number of magnitudes in a part doubles
 // with each doubling of the span. Wide bins occur in small layers, whose samples are too small to give both ends of the
@@ -169,8 +169,8 @@ fn find_cut(was_lost: bool, lane: Lane) -> Cut {
 // have room for at most this many magnitudes. All other layers have more room, unless a binding is too small.
 const LOOKED_THROUGH = 32768u;
 
-// The smallest and the largest possible magnitude of the cut, from its part. Both are equal if the cut is already
-// known, or if the sample has missed it.
+// The smallest and the largest possible magnitude of the cut, from its part. The two are equal if the cut is already
+// known, or if the sample has missed the cut.
 fn possible_range(found: Picked) -> vec2<u32> {
     if (is_all_above()) {
         return vec2<u32>(0u);
@@ -245,7 +245,7 @@ fn kept_range(cut: Cut) -> vec2<u32> {
     return vec2<u32>(min(select(cut.magnitude, ~counted(LOWEST), cut.magnitude == 0u), high), high);
 }
 
-// Whether a value is above the cut, and whether it equals the cut, as numbers to add up.
+// Two numbers for counting: 1 if a value is above the cut, and 1 if the value equals the cut.
 fn found(bits: u32, cut: u32) -> vec2<u32> {
     let magnitude = bits & MAGNITUDE;
     return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));

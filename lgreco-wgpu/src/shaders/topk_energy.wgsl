@@ -3,14 +3,14 @@
 // The spread of magnitudes inside bins loses at most 2^-15 of the energy. Loops are nested so that no sum is more than
 // 260 additions deep; each addition errs by 2^-23.
 
-// A number from its three words, the lowest first.
+// A 96-bit number as f32, from three words, the lowest first.
 fn float96(low: u32, middle: u32, high: u32) -> f32 {
     return (f32(high) * 0x1p32f + f32(middle)) * 0x1p32f + f32(low);
 }
 
 // The energy of the elements in a bin of level 1. This energy is exact except for the spread of the magnitudes about
-// the mean. The spread is unknown: it is largest if all magnitudes are at the ends of the bin. Half of the largest
-// spread is assumed. The ends of the bin are 2^-6 apart, so at most 2^-15 of the energy is lost.
+// the mean. The spread is unknown: it is largest if all magnitudes are at the ends of the bin. This function assumes
+// half of the largest spread. The ends of the bin are 2^-6 apart, so at most 2^-15 of the energy is lost.
 fn energy(bin: u32) -> Wide {
     let count = atomicLoad(&bins[in_bins(bin)]);
     if (count == 0u || bin < 64u) {

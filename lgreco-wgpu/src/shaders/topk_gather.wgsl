@@ -3,9 +3,9 @@
 // The magnitudes that a workgroup gathers. `settle_block` uses the same memory for counts of magnitudes.
 var<workgroup> gathered: array<atomic<u32>, 2048>;
 // Numbers of the workgroup's values: gathered values, values above the interval, values equal to its upper end, and
-// values equal to its lower end. The last two words are like LOWEST and HIGHEST.
+// values equal to its lower end. The last two words have the meaning of LOWEST and HIGHEST in `topk_counters.wgsl`.
 var<workgroup> own_ends: array<atomic<u32>, 6>;
-// A bit for each exponent that occurs.
+// One bit per exponent: 1 if a value with this exponent occurs.
 var<workgroup> own_octaves: array<atomic<u32>, 8>;
 
 // Begins a workgroup's first read. All 64 lanes must call this function.
@@ -21,7 +21,7 @@ fn begin_gathering(lane: Lane) {
 }
 
 // A lane's numbers of values above the interval, equal to its upper end, and equal to its lower end. The last two words
-// are like LOWEST and HIGHEST.
+// have the meaning of LOWEST and HIGHEST in `topk_counters.wgsl`.
 var<private> seen: array<u32, 5>;
 
 fn gather(magnitude: u32) {
@@ -109,8 +109,8 @@ fn end_gathering(block: u32, is_first: bool, lane: u32) {
 }
 
 // Adds `count` values of this magnitude to its bin of the interval. Atomics rarely collide: few values are gathered,
-// and values equal to an end of the interval are added in one call. Equal magnitudes, which are common in 16-bit types,
-// do collide.
+// and values equal to an end of the interval are added in one call. Only the atomics of equal magnitudes, which are
+// common in 16-bit types, collide.
 fn add_to_bin_of(magnitude: u32, count: u32) {
     if (count != 0u) {
         let bin = bin_in_interval(magnitude);

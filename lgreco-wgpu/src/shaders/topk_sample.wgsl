@@ -7,9 +7,9 @@ const BETWEEN = 4094u;
 // Bits of a magnitude that span four powers of two.
 const FOUR_OCTAVES = 1u << 25u;
 
-// An interval of magnitudes from `bound` to `ceiling`. Each end has its own bin. The bins between the ends have 2^shift
-// magnitudes each, from `base` on. The first of the bins between also has all smaller magnitudes, and the last has all
-// larger magnitudes.
+// An interval of magnitudes from `bound` to `ceiling`. Each end of the interval has its own bin. The bins between the
+// ends have 2^shift magnitudes each, from `base` on. The first of the bins between also has all smaller magnitudes, and
+// the last has all larger magnitudes.
 struct Interval {
     bound: u32,
     ceiling: u32,
@@ -87,8 +87,8 @@ fn bin_in_interval(magnitude: u32) -> u32 {
     return select(1u + min(from_base(magnitude) >> interval.shift, BETWEEN - 1u), 0u, magnitude == interval.bound);
 }
 
-// The part of the interval's bin that contains a magnitude. A bin has 4096 parts if it has at least that many
-// magnitudes.
+// The number of the part, within a bin of the interval, that contains a magnitude. A bin of at least 4096 magnitudes
+// has 4096 parts.
 fn part_of_bin(bin: u32, magnitude: u32) -> u32 {
     if (bin == 0u || bin == LAST_BIN) {
         return 0u;

@@ -106,7 +106,7 @@ fn is_first(lane: u32) -> bool {
 }
 
 // Finds the bin that contains each k-th largest value, and assigns a slot to each such bin. There is one invocation per
-// k; k ascends.
+// k, in ascending order of k.
 @compute @workgroup_size(256)
 fn choose_1(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -331,7 +331,7 @@ fn values_are_read_twice() {
                 assert!(loads >= len + drawn - drawn / 1000 - 1, "{told}");
                 if len <= MOST_WITH_ROOM {
                     // All workgroups may look through the gathered values up to six times. For natural layers, no
-                    // workgroup does.
+                    // workgroup looks through these values.
                     let looking = if number < 6 { 2 } else { 2 + 6 * len.div_ceil(2048) };
                     assert!(loads <= 2 * len + drawn && gathered <= looking * len, "{told}");
                 } else {

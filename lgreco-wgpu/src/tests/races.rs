@@ -60,7 +60,7 @@ fn dispatches() -> Option<Vec<Recorded>> {
     let mut calls = recording()?;
     everything(&mut calls);
     let mut all = calls.gpu().recorded.take()?;
-    // With a misleading sample, the cut is missed.
+    // This backend has a misleading sample, so that it misses the cut.
     let mut misled = recording()?;
     misled.gpu().kernels.edit(Shader::TopK, MISLEADING.0, MISLEADING.1);
     let (values, setting) = (apart(70_001), Setting::TopK(TopK { keep: 35_040, values: Dtype::F32 }));

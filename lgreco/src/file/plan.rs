@@ -218,8 +218,8 @@ impl PlanFile {
     /// # Errors
     /// [`Error::Version`] for another version. [`Error::Kind`] for a table file. [`Error::Field`] when there is no readable
     /// version, no layer, a number below 0, or not exactly one of budget and size limit. [`Error::Setting`] for a setting
-    /// that is wrong or out of range; [`settings`](PlanFile::settings) checks whether it fits its layer. [`Error::Key`] for
-    /// an unknown key. [`Error::Json`], with line and column, for everything else.
+    /// that is wrong or out of range; [`settings`](PlanFile::settings) checks whether a setting fits its layer.
+    /// [`Error::Key`] for an unknown key. [`Error::Json`], with line and column, for everything else.
     ///
     /// # Complexity
     /// O(bytes).

@@ -26,8 +26,8 @@ impl LayerOptions {
     pub(super) fn new(families: &[Family], beside: &[Setting], shape: Shape, dtype: Dtype) -> Result<Self> {
         let (mut settings, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
-            // On a small layer, several parameters may give the same setting. The setting then gets the label of the
-            // first of these parameters.
+            // On a small layer, several parameters may give the same setting. The setting gets the label of the first
+            // parameter that gives it.
             let (mut full, mut names): (Vec<Setting>, Vec<String>) = (Vec::new(), Vec::new());
             for parameter in family.parameters() {
                 let setting = (family.method.planned().setting)(parameter, shape, dtype)?;

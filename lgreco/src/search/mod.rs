@@ -111,12 +111,12 @@ impl<'a> Layer<'a> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Search {
-    /// The methods from outside lgreco that the program knows. Controllers use them to read other ranks' plans and
-    /// saved states.
+    /// The methods from outside lgreco that the program knows. Controllers need these methods to read other ranks'
+    /// plans and saved states.
     pub methods: Methods,
     /// Additional settings for every layer. Each setting belongs to one of lgreco's methods or of
-    /// [`methods`](Search::methods). A setting is left out for layers that it does not fit, such as a `topk` of more
-    /// elements than the layer has.
+    /// [`methods`](Search::methods). Layers skip a setting that does not fit, such as a `topk` of more elements than
+    /// the layer has.
     pub beside: Vec<Setting>,
     /// The methods with their ranges, at least one. The budget is derived from the default of the first method.
     families: Vec<Family>,

@@ -82,7 +82,7 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`measure`](Search::measure), except those for values, duplicate names and an empty table.
+    /// The errors of [`measure`](Search::measure), except errors for values, duplicate names and an empty table.
     ///
     /// # Complexity
     /// O(options).

@@ -85,7 +85,7 @@ impl NamedTable {
         self.layers[layer].elements
     }
 
-    /// Size of a layer's uncompressed gradient in bits, if it was set.
+    /// Size of a layer's uncompressed gradient in bits, if this size was set.
     pub fn uncompressed_size(&self, layer: usize) -> Option<u64> {
         self.layers[layer].uncompressed_size
     }
@@ -121,8 +121,8 @@ impl NamedTable {
         &self.labels(layer)[option]
     }
 
-    /// The setting of an option, if it is known. Measured tables have all settings. Other tables have only the settings
-    /// that the caller has set.
+    /// The setting of an option, or `None` if the setting is not known. Measured tables have all settings. Other tables
+    /// have only the settings that the caller has set.
     ///
     /// # Panics
     /// When the table has no such layer or option.

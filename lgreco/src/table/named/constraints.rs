@@ -113,8 +113,8 @@ impl NamedTable {
         self.layers.iter().position(|layer| layer.name == name)
     }
 
-    /// The first option of a layer with this label. If there is none, the first option whose setting has this text.
-    /// O(options).
+    /// The first option of a layer with this label. If no option has this label, the first option whose setting has
+    /// this text. O(options).
     pub fn find_option(&self, layer: usize, text: &str) -> Option<u32> {
         let labelled = self.labels(layer).iter().position(|label| label == text);
         let option = labelled.or_else(|| {
