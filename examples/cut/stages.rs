@@ -73,7 +73,8 @@ impl Pipeline {
         })
     }
 
-    /// Makes one step on images drawn by `seed` and `step`. Their noise is new, or the same whenever an image recurs.
+    /// Makes one step on images drawn by `seed` and `step`. The noise in an image is new at every step, or always the
+    /// same, as `images` requires.
     pub fn train(&mut self, images: Images, seed: u64, step: u32, rate: f32) -> Result<(), Failure> {
         let (Batch { inputs, targets }, samples) = match images {
             Images::New => (self.digits.training(BATCH, seed, step, 0, 1)?, vec![]),

@@ -43,7 +43,8 @@ fn whole() -> Result<f32, Failure> {
 }
 
 const BOTH: [u64; 2] = [2049; 2];
-/// Bytes per image that the settings for [`Images::New`] send, as in docs/src/experiments/pipeline-cut.md; they do not depend on the image.
+/// Bytes per image that the settings for [`Images::New`] send, as in docs/src/experiments/pipeline-cut.md. Every image
+/// takes the same number of bytes.
 const SENT: [[u64; 2]; 21] = [
     BOTH,
     [244, 2049],

@@ -1,4 +1,4 @@
-//! A worker that trains separately, and at intervals averages its parameters with the others'.
+//! A worker that trains separately. At intervals, the workers average their parameters.
 
 use crate::optimiser::Optimiser;
 use crate::schemes::Scheme;

@@ -5,11 +5,11 @@
 //! [--forget-moved]`
 //!
 //! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on separate data.
-//! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's payload
-//! by its published equations, which sends 0.219 bits per parameter and round of a large model. A scheme
-//! that is a number, N, has plans within N bits per parameter and round. Under `joined-N`, TopK keeps the largest values of
-//! all layers together, within the same limit. With `every-step` all workers average all parameters after each step. Losses are
-//! means over the seeds.
+//! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's
+//! payload, implemented from the published equations. For a large model, it sends 0.219 bits per parameter and round. A
+//! scheme that is a number, N, has plans within N bits per parameter and round. Under `joined-N`, TopK keeps the
+//! largest values of all layers together, within N bits per parameter and round. With `every-step` all workers average
+//! all parameters after each step. Losses are means over the seeds.
 
 #[path = "../train/batch.rs"]
 mod batch;
@@ -48,7 +48,8 @@ use task::Task;
 #[derive(Clone, Parser)]
 struct Args {
     /// every-step, dense, sparseloco, or a number of bits per parameter and round. A number alone means a plan. With
-    /// `uniform-` before it, all layers have the same density; with `joined-`, they are compressed as one.
+    /// `uniform-` before the number, all layers have the same density; with `joined-`, all layers are compressed as
+    /// one.
     #[arg(
         long,
         value_name = "NAME",

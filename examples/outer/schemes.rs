@@ -5,9 +5,10 @@ use std::fmt;
 /// A way of averaging workers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
-    /// Uncompressed, after every step. It equals averaging gradients, except for the optimisers' states.
+    /// Averages uncompressed parameters after every step. This equals averaging gradients, except for the optimisers'
+    /// states.
     EveryStep,
-    /// Uncompressed, in every outer step.
+    /// Averages uncompressed parameters in every outer step.
     Dense,
     /// SparseLoCo's payload and outer step.
     SparseLoCo,

@@ -136,8 +136,8 @@ mod tests {
         let values: Vec<f32> = (0..4096).map(|i| if i % 64 == 5 { (i / 64) as f32 - 31.5 } else { 0.001 }).collect();
         let (decoded, bits) = compressed(&[64, 64], &values);
         assert_eq!(bits, 64 * 14 + 128);
-        // Values from -31.5 to 31.5 have a standard deviation of 18.5. Codes change at 13.9 and -13.9. The values
-        // between these have the mean 0.
+        // Values from -31.5 to 31.5 have a standard deviation of 18.5. Codes change at 13.9 and -13.9. Values between
+        // -13.9 and 13.9 have the mean 0.
         let count = |value: f32| decoded.iter().filter(|&&x| x == value).count();
         assert_eq!([-23.0, 0.0, 23.0].map(count), [18, 4096 - 36, 18]);
     }

@@ -54,7 +54,7 @@ fn main() -> Result<(), Failure> {
     println!("{WORKERS} workers, links of {mbits} Mbit/s, L-GreCo over QSGD\n");
     println!("{:12}{:>12}{:>14}{:>18}", "", "bytes sent", "uncompressed", "median step, ms");
     let (mut times, mut trained) = ([(); 2].map(|()| Vec::new()), Vec::new());
-    // Both kinds of runs alternate, because other programs slow the machine down at times.
+    // Runs with and without overlap alternate, because other programs slow the machine down at times.
     for overlapped in [false, true].repeat(ROUNDS) {
         let run = Run { hidden: vec![512; 5], images: 128, steps: 60, config: config(Method::Qsgd, 5, 40), overlapped };
         let outcomes = run.train(&[(); WORKERS].map(|()| link::of_mbits(mbits)))?;

@@ -9,7 +9,8 @@ use candle_core::Var;
 pub struct Mlp(pub Parameters);
 
 impl Mlp {
-    /// Layers of these widths between 64 pixels and the scores of ten digits; the same parameters on all workers.
+    /// Makes hidden layers of these widths between 64 pixels and the scores of ten digits. All workers get the same
+    /// parameters.
     pub fn new(hidden: &[usize], seed: u64) -> Result<Mlp, Failure> {
         let mut parameters = Parameters::new(seed);
         for (layer, pair) in [&[64], hidden, &[10]].concat().windows(2).enumerate() {
@@ -41,8 +42,8 @@ impl Mlp {
             let gradient = |var: &Var| store.get(var).ok_or("the loss does not depend on a layer");
             let values = |parameter: &Parameter| Ok(gradient(&parameter.var)?.flatten_all()?.to_vec1()?);
             ready(index, layer.iter().map(values).collect::<Result<_, Failure>>()?)?;
-            // Chain rule: the inner product of this output and the loss's gradient for it has the same gradients as the
-            // loss, with respect to the layer's inputs and parameters.
+            // The inner product of a layer's output and the loss's gradient for this output replaces the loss. By the
+            // chain rule, both have the same gradients for the layer's inputs and parameters.
             objective = (&outputs[index] * gradient(&inputs[index])?.detach())?.sum_all()?;
         }
         Ok(())

@@ -33,8 +33,9 @@ fn overlapped_training_ends_with_the_bits_of_the_blocking_one() {
     }
 }
 
-/// The first collective of each layer lasts until all layers have begun their first one. (The ranks' agreement does not
-/// wait in this way.) A run that waits for one layer's means before it continues the backward pass would hang.
+/// Each layer's first collective lasts until all layers have begun their first collective. So a run would hang if it
+/// waited for one layer's means before it continued the backward pass. (The collectives of the ranks' agreement do not
+/// wait for other layers.)
 #[test]
 fn all_layers_are_under_way_at_the_same_time() {
     let held = || -> Link {

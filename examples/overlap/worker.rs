@@ -26,7 +26,7 @@ pub struct Run {
 #[derive(Default)]
 pub struct Outcome {
     pub parameter_bits: Vec<u32>,
-    /// Bytes that this worker sent. `uncompressed` is the number without compression.
+    /// Bytes that this worker sent. `uncompressed` is the number of bytes of its uncompressed gradients.
     pub bytes: u64,
     pub uncompressed: u64,
     /// The duration of each step, and whether settings changed at it.
@@ -40,7 +40,8 @@ impl Run {
     /// Trains with one worker thread per link.
     pub fn train(&self, links: &[Link]) -> Result<Vec<Outcome>, Failure> {
         let mut places: Vec<Vec<Linked>> = links.iter().map(|_| Vec::new()).collect();
-        // One group for the worker's own collectives, and one per layer, so that layers do not wait for each other.
+        // Makes one group for the ranks' agreement and for blocking steps. Each layer also has a group, so that layers
+        // do not wait for each other.
         for _ in 0..self.hidden.len() + 2 {
             let group = ThreadCollective::group(links.len() as u32).into_iter().zip(links);
             let linked = group.map(|(threads, link)| Linked { threads, link: link.clone() });
@@ -96,7 +97,8 @@ fn blocking(model: &Mlp, batch: &Batch, controller: &mut Controller, own: &mut L
     Ok((report, gradients))
 }
 
-/// Makes each layer a bucket. Another thread exchanges it while the backward pass continues with the layers before it.
+/// Makes each layer a bucket. Another thread exchanges the bucket while the backward pass continues with earlier
+/// layers.
 fn overlapped(model: &Mlp, batch: &Batch, controller: &mut Controller, places: &mut [Linked]) -> Exchanged {
     let (own, of_layers) = places.split_first_mut().ok_or("no group")?;
     controller.begin_step(RATE.into())?;

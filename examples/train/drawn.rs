@@ -21,7 +21,7 @@ pub const NAMES: [&str; 24] = [
 ];
 
 /// Returns a setting for each tensor. Half of the plans mix all methods; the others use only QSGD, only TopK or only
-/// PowerSGD. Plans have four stages from mild to strong, and layers deviate from the stage at random.
+/// PowerSGD. Each plan has one of four strengths of compression, from which its layers deviate at random.
 pub fn plan(name: &str, tensors: &[Tensor], search: &Search) -> Result<Vec<Setting>, Error> {
     let number = NAMES.iter().position(|&other| other == name).unwrap_or(0);
     let unit = |layer: usize, word| {

@@ -27,8 +27,8 @@ impl EqualBytes<'_> {
         }
     }
 
-    /// Bytes of all layers. `search` returns, for a layer's number of elements, the search with the layer's uniform
-    /// setting.
+    /// Bytes of all layers under uniform settings. `search` takes a layer's number of elements, and returns the search
+    /// whose default is the layer's setting.
     fn bytes(&self, search: impl Fn(usize) -> Result<Search, CoreError>) -> Result<usize, Error> {
         let of = |tensor: &Tensor| -> Result<usize, Error> {
             let setting = search(tensor.shape().elements())?.uniform(tensor.dims(), tensor.dtype())?;
@@ -44,8 +44,8 @@ impl EqualBytes<'_> {
         Ok(dense as f64 / self.bytes(|_| Ok(self.search.clone()))? as f64)
     }
 
-    /// Approximately the largest multiple of the default, up to 8, for which `bytes` is at most the bytes of `times`
-    /// uniform steps.
+    /// Approximately the largest parameter with which `bytes` stays within the bytes of `times` steps under the uniform
+    /// setting. The parameter is at most 8 times the default.
     fn largest(&self, times: usize, bytes: impl Fn(f64) -> Result<usize, Error>) -> Result<f64, Error> {
         let most = times * self.bytes(|_| Ok(self.search.clone()))?;
         let (mut low, mut high) = (0.0, 8.0 * self.default);
@@ -75,7 +75,7 @@ impl EqualBytes<'_> {
         Ok(Legacy { sizes: vec![BOUND as u64], levels, steps: steps.into() })
     }
 
-    /// Returns a ramp-up over all `steps` down to half of the uniform parameter, and that half.
+    /// Returns a ramp-up over all `steps`, and its last parameter, which is half of the uniform one.
     pub fn ramp(&self, steps: u64, period: u64) -> Result<(RampUp, f64), Error> {
         let last = self.parameter(self.default / 2.0);
         let search = self.search.clone().with_default(last)?;

@@ -22,7 +22,7 @@ use std::path::Path;
 pub struct Errors {
     /// The model's name.
     pub model: String,
-    /// The optimiser, as in results.
+    /// The optimiser's name, as in [`Row::optimizer`].
     #[serde(default = "sgd")]
     pub optimizer: String,
     /// Steps of training.
@@ -158,7 +158,8 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     all.swap_remove(0)
 }
 
-/// Returns the errors in the file. Measures missing runs for comparison with random plans, and adds them to the file.
+/// Returns the errors for all runs with random plans. Measures errors that the file lacks in uncompressed runs, and
+/// adds them to the file.
 pub fn read_or_measure(path: &Path, tasks: &[Task], rows: &[Row]) -> Result<Vec<Errors>, Failure> {
     let mut all: Vec<Errors> = match path.exists() {
         true => {

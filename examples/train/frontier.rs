@@ -24,7 +24,7 @@ const SHOWN: [(&str, &[(&str, &str)]); 5] = [
     ("EDEN, 1 to 3 bits", &[("eden", "uniform-1"), ("eden", "uniform-2"), ("eden", "uniform-3")]),
 ];
 
-/// Draws the group in which most of these schemes were trained. Of several such groups, it takes the first.
+/// Draws the group (one model, one optimiser) with the most of these schemes, or the first of several such groups.
 pub fn svg(groups: &[Group]) -> String {
     let points = |group: &Group| SHOWN.iter().map(|(_, schemes)| lines(group, schemes).len()).sum::<usize>();
     let most = groups.iter().map(points).max();

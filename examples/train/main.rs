@@ -3,10 +3,10 @@
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
 //! [--optimizer sgd|adamw] [--workers 1|2|4|8] [--constant-rate] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
 //!
-//! Four workers by default, threads of this process, train replicas of a model on different parts of the data. The models
-//! are a transformer that continues a novel, and a convolutional network that recognises digits. Every run starts from the
-//! same parameters and sees the same data in the same order. It has the learning rate that was chosen once for the
-//! uncompressed run of each optimiser. After a run all replicas must be equal bit for bit.
+//! Four workers by default, threads of this process, train replicas of a model on different parts of the data. The
+//! models are a transformer that continues a novel, and a convolutional network that recognises digits. Every run
+//! starts from the same parameters and sees the same data in the same order. Every run has the learning rate that was
+//! chosen once for uncompressed training with its optimiser. After a run all replicas must be equal bit for bit.
 //!
 //! With several seeds, the final table has means over them. Losses differ more between seeds than between schemes. So a
 //! scheme's loss is divided by the uncompressed loss of the same seed, and confidence intervals are for the mean of these
@@ -73,7 +73,7 @@ use worker::{Failure, Worker};
 /// Trains two small models with every compression scheme.
 #[derive(Parser)]
 struct Args {
-    /// Train fewer steps. It took 4.5 minutes on two cores, and up to 50 % longer on other machines.
+    /// Train fewer steps. All schemes took 4.5 minutes on two cores, and up to 50 % longer on other machines.
     #[arg(long)]
     quick: bool,
     /// Models to train; both by default.

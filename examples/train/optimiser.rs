@@ -47,14 +47,14 @@ impl Optimiser {
         Optimiser { kind, corrected: false, steps: 0, second, first }
     }
 
-    /// SGD with momentum correction (Lin et al., "Deep Gradient Compression", ICLR 2018). Each worker has its own velocity,
-    /// [`Optimiser::correct`] replaces gradients by it, and [`Optimiser::step`] uses no momentum.
+    /// SGD with momentum correction (Lin et al., "Deep Gradient Compression", ICLR 2018). Each worker has its own
+    /// velocity. [`Optimiser::correct`] replaces gradients by the velocity, and [`Optimiser::step`] uses no momentum.
     pub fn corrected(self) -> Optimiser {
         Optimiser { corrected: true, ..self }
     }
 
-    /// Adds this worker's gradients to its velocity, and replaces them by it. Without momentum correction, gradients
-    /// stay unchanged.
+    /// Adds this worker's gradients to its velocity, and replaces the gradients by the velocity. Without momentum
+    /// correction, gradients stay unchanged.
     pub fn correct(&mut self, gradients: &mut [Vec<f32>]) {
         if self.corrected {
             for (gradients, velocity) in gradients.iter_mut().zip(&mut self.first) {

@@ -111,8 +111,8 @@ fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> 
     Ok(())
 }
 
-/// Axes with a margin around these values. `None` without finite values, because plotters would never finish the marks
-/// of such an axis. A single point gets a margin too.
+/// Axes with a margin around these values. Returns `None` without finite values, because the crate plotters would draw
+/// marks on such an axis for ever. A single point gets a margin too.
 fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
     let span = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))

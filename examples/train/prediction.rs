@@ -24,8 +24,9 @@ const METRICS: [(&str, Term, Term); 9] = [
     ("squared-l2, noise by workers, bias by delay (1−r)²", |n, r| n * r / remaining(r).powi(2), |n, r| n * averaged(r)),
 ];
 
-/// The same metrics, multiplied by the layer's sensitivity to noise. Source: Malinovskii et al., "HIGGS", NAACL 2025. There
-/// the loss increases linearly with the layers' squared errors, and noise in one layer at a time measures the coefficients.
+/// The same metrics, multiplied by the layer's sensitivity to noise. Source: Malinovskii et al., "HIGGS", NAACL 2025.
+/// In that paper, the loss increases linearly with the layers' squared errors. Noise in one layer at a time measures
+/// the coefficients.
 const PROBED: [(&str, Term, Term); 2] = [
     ("squared-l2 by sensitivity", |n, r| n * r, |n, r| n * r),
     ("squared-l2 by sensitivity, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),
@@ -44,7 +45,7 @@ fn averaged(r: f64) -> f64 {
     r / f64::from(WORKERS)
 }
 
-/// The part of the input that error feedback sends in a step.
+/// The part of the input that error feedback sends in a step if the relative squared error is `r`.
 fn remaining(r: f64) -> f64 {
     (1.0 - r).max(1e-3)
 }
@@ -182,7 +183,7 @@ fn cost_of_adam(errors: &Errors, plan: &Plan, part: OfAdam) -> Result<f64, lgrec
     Ok(sum)
 }
 
-/// Spearman's correlation: Pearson's correlation of ranks. Equal values share their mean rank.
+/// Spearman's correlation: Pearson's correlation of ranks. Equal values get the mean of their ranks.
 pub fn spearman(a: &[f64], b: &[f64]) -> f64 {
     let ranks = |x: &[f64]| -> Vec<f64> {
         x.iter()

@@ -21,11 +21,11 @@ pub struct Row {
     pub method: String,
     /// The scheme that chose the method's parameters.
     pub scheme: String,
-    /// Validation loss after the last step, in nats; NaN, in JSON null, if the run diverged.
+    /// Validation loss after the last step, in nats; NaN (in JSON, null) if the run diverged.
     #[serde(deserialize_with = "nan_for_null")]
     pub final_loss: f32,
-    /// Bytes that one worker sent in the whole run, including the warm-up. Under CLT-k, it is the number that the
-    /// worker would send if it were always the leader.
+    /// Bytes that one worker sent in the whole run, including the warm-up. Under CLT-k, the bytes are counted as if the
+    /// worker were always the leader.
     pub bytes: u64,
     /// Bytes of the worker's uncompressed gradients divided by bytes sent.
     pub ratio: f64,

@@ -4,7 +4,7 @@ use crate::report::Row;
 use crate::worker::Failure;
 use std::path::PathBuf;
 
-/// The runs of a JSON file, or runs without a file.
+/// The results of runs, with the JSON file that stores them, if there is a file.
 pub struct Results {
     path: Option<PathBuf>,
     rows: Vec<Row>,

@@ -91,7 +91,7 @@ pub fn drawn() -> impl Iterator<Item = Scheme> {
 #[derive(Clone, Debug)]
 pub struct Named(String);
 
-/// Parses a selection; `Err` if it selects nothing.
+/// Parses a selection. Returns an error if no scheme is selected.
 pub fn named(text: &str) -> Result<Named, String> {
     let named = Named(text.into());
     match all().iter().chain(&drawn().collect::<Vec<_>>()).any(|scheme| named.is(scheme)) {
@@ -114,7 +114,7 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Whether workers exchange velocities. This needs an optimiser with momentum.
+    /// Whether workers exchange velocities instead of gradients, which needs SGD with momentum.
     pub fn corrects(&self) -> bool {
         self.name.ends_with(CORRECTED)
     }
@@ -154,7 +154,7 @@ impl Scheme {
             search = search.with_widths(&WIDTHS)?;
         }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
-        // The paper's metric, unless the scheme's name requires another one.
+        // The default is the L-GreCo paper's metric. The scheme's name may require another metric.
         search.metric = Metric::L2;
         let mut config = Config { budget: Budget::Error, ..Config::new(search) };
         if name.contains("-bytes") {
@@ -211,8 +211,8 @@ impl Scheme {
     }
 }
 
-/// The paper's three methods together. The reference setting comes first. For usual shapes, PowerSGD of rank 8 takes
-/// about the same number of bits as 4-bit QSGD.
+/// A search over the L-GreCo paper's three methods. 4-bit QSGD is the reference of the budget. For usual shapes,
+/// PowerSGD of rank 8 takes about the same number of bits as 4-bit QSGD.
 fn published() -> Result<Search, lgreco_train::Error> {
     Ok(Search::new(Method::PowerSgd)
         .with_reference("powersgd 8")?
@@ -220,7 +220,7 @@ fn published() -> Result<Search, lgreco_train::Error> {
         .with_reference("qsgd 4")?)
 }
 
-/// The budget in bits for which gradients are compressed by `ratio` in total.
+/// The budget of the planned layers, in bits, with which the whole gradient is compressed by `ratio`.
 fn at_ratio(ratio: f64, tensors: &[Tensor], search: &Search) -> Result<Budget, lgreco_train::Error> {
     let bits = |planned: bool| -> Result<usize, lgreco_train::Error> {
         let tensors = tensors.iter().filter(|tensor| !planned || !search.takes(tensor.dims()));

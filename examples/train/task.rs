@@ -17,9 +17,9 @@ pub struct Task {
     pub steps: u32,
     /// Number of validations during training.
     pub validations: u32,
-    /// TopK's uniform density, whose error is the budget.
+    /// TopK's density in the uniform setting, whose error is the budget.
     pub density: f64,
-    /// PowerSGD's uniform rank, whose error is the budget.
+    /// PowerSGD's rank in the uniform setting, whose error is the budget.
     pub rank: f64,
     /// The optimiser.
     pub optimizer: Kind,
@@ -136,7 +136,7 @@ impl Task {
         }
     }
 
-    /// The validation data. No worker trains on it.
+    /// The validation data, on which no worker trains.
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
             Data::Text { text, size, .. } => text.validation(8, 16, size.context),

@@ -145,8 +145,8 @@ fn row(method: &str, seed: u64, bytes: u64, losses: &[f32]) -> Row {
     }
 }
 
-/// A panel without runs of its method has no axis ranges. A run that diverged at once has none either. A single point
-/// has an empty range.
+/// A panel without runs of its method has no axis ranges. Nor has a panel whose only run diverged at once. The range of
+/// a single point is empty.
 #[test]
 fn a_picture_of_one_row_is_drawn() {
     for (method, bytes, losses, lines) in [
@@ -352,7 +352,7 @@ fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
             assert!((0.9..1.06).contains(&part), "{method} {name}: {part}");
         }
     }
-    // The bf16 warm-up also sends half the bytes.
+    // With bf16 sums, a run sends half the bytes, in the warm-up too.
     let sent = |name| run::<Vec<u8>>(&task, scheme("powersgd", name), 1, &bar, None).unwrap().bytes as f64;
     let [uniform, halved, planned] = ["uniform", "uniform+bf16", "l-greco-bytes+bf16"].map(sent);
     assert!((0.5..0.505).contains(&(halved / uniform)) && (0.5..0.95).contains(&(planned / uniform)));
@@ -410,8 +410,8 @@ fn predictions_are_told_by_rank() {
     assert!((spearman(&[1.0, 2.0, 2.0, 3.0], &losses) - 0.9f64.sqrt()).abs() < 1e-12);
 }
 
-/// If losses are a weighted sum of both parts, a metric with that weight predicts them exactly. A metric with a very
-/// different weight predicts them less well.
+/// If each loss is a weighted sum of the errors of biased and of unbiased methods, a metric with the same weight
+/// predicts the losses exactly. A metric with a very different weight predicts them less well.
 #[test]
 fn a_weight_is_fitted_on_half_of_the_plans_for_the_other_half() {
     let parts: Vec<[f64; 2]> = (0..24).map(|plan| [f64::from(plan * 7 % 24), f64::from(plan * plan % 24)]).collect();

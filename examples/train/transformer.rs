@@ -83,7 +83,7 @@ impl Block {
         let (rows, width) = x.dims2()?;
         let split = (batch, rows / batch, 3, heads, width / heads);
         let qkv = rms_norm(x, &self.attention_norm)?.matmul(&self.qkv.t()?)?.reshape(split)?;
-        // Each: batch × heads × context × width / heads.
+        // Queries, keys and values are each batch × heads × context × width / heads.
         let part = |index| qkv.narrow(2, index, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
         let (queries, keys, values) = (part(0)?, part(1)?, part(2)?);
         let scale = 1.0 / (width as f64 / heads as f64).sqrt();

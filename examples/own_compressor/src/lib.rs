@@ -30,7 +30,7 @@ pub fn methods() -> Methods {
     Methods::new(METHODS).expect("ids and names that differ")
 }
 
-/// Parses a setting of one of these methods or of lgreco's.
+/// Parses a setting of a method of this crate or of lgreco.
 ///
 /// # Panics
 /// When the text is not a setting.

@@ -250,14 +250,14 @@ fn each_is_tried_out_before_plans_by_measured_seconds() {
     assert!(tried("sign") && tried("natural") && trials.len() == 3, "{trials:?}");
 }
 
-/// The layers for a route. For the sharded route, some shards are empty and all differ in length.
+/// The layers, with shards if the route is sharded. Some shards are empty and all differ in length.
 fn layers_by(route: Route) -> Vec<Tensor> {
     let ends: [&[u64]; 3] = [&[700, 700, 2048], &[0, 1, 1024], &[3, 7, 7]];
     let shard = |(layer, ends): (Tensor, &[u64])| if route == Route::Sharded { layer.with_shards(ends) } else { layer };
     layers().into_iter().zip(ends).map(shard).collect()
 }
 
-/// Selects the values of a rank's shards, or all values without shards.
+/// Selects the values of a rank's shards, or all values if the route has no shards.
 fn wanted<T: Copy>(route: Route, rank: u32, values: &[T]) -> Vec<T> {
     let (mut parts, mut first) = (vec![], 0);
     for layer in layers_by(route) {
@@ -307,7 +307,8 @@ fn controllers_plan_switch_save_and_resume_with_them() {
         let (_, _, begun) = train(&config, 0, 1, None).unwrap();
         let (means, states, settings) = train(&config, 0, 12, None).unwrap();
         assert!(route == Route::Sharded || means[0] == means[1] && means[1] == means[2]);
-        // The run begins uncompressed. The plan then chooses outside methods, even one that sends nothing for now.
+        // The run begins uncompressed. Then the plan chooses outside methods, even a method that sends nothing at
+        // present.
         assert_eq!(begun, ["dense"; 3]);
         assert!(settings[..2].iter().all(|text| beside.contains(&&**text)), "{settings:?}");
         // A run that is resumed halfway gives the same bits.

@@ -9,8 +9,8 @@ const ENERGY: f64 = 0.01;
 
 impl<C: Collective> Worker<'_, C> {
     /// The increase of the loss on held-out data by gaussian noise in a tensor's values, divided by the noise's energy.
-    /// The noise is added with both signs, so that the slope cancels, and half of the loss's curvature along the noise
-    /// remains. Nothing is trained. Every worker must call it for the same tensor.
+    /// The noise is added once and subtracted once, so that the loss's slope cancels. Half of the curvature along the
+    /// noise remains. Nothing is trained. All workers must measure the same tensor at the same time.
     pub fn sensitivity(&mut self, tensor: usize) -> Result<f64, Failure> {
         let values = self.model.parameters.values()?;
         let energy = |values: &[f32]| values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
