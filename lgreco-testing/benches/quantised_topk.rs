@@ -1,6 +1,6 @@
 //! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass
-//! over the values. Payloads of TopK in few bits have at most as many bytes as those of TopK that sends 1, 3 and 5 % of
-//! the values as f32.
+//! over the values. TopK in few bits is compared with TopK that sends 1, 3 or 5 % of the values as f32, whose payloads
+//! are at least as long.
 //!
 //! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation
 //! runs, without timing, to count instructions. Without a name, the bench prints a row per setting, with times relative
@@ -48,8 +48,8 @@ fn heavy_tailed() -> Vec<f32> {
         .collect()
 }
 
-/// Returns TopK with f32 values that keeps `percent` % of the values, and TopK in 2, 3 and 4 bits with the largest k
-/// whose payload takes no more bytes.
+/// Returns TopK that keeps `percent` % of the values as f32. Also returns TopK in 2, 3 and 4 bits, each with the
+/// largest k whose payload takes no more bytes.
 fn settings(shape: Shape, percent: usize) -> [Setting; 4] {
     let len = |setting: Setting| setting.payload_len(shape, Dtype::F32).expect("a setting");
     let full = Setting::TopK(TopK { keep: (ELEMENTS * percent / 100) as u32, values: Dtype::F32 });

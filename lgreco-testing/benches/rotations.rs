@@ -1,15 +1,15 @@
 //! Compares EDEN, in which each rank has its own rotation, with a variant in which all ranks share one rotation.
 //!
-//! `cargo bench -p lgreco-testing --bench rotations`. With a shared rotation, payloads can be added first, and their sum is
-//! rotated back once. But ranks with similar gradients then have similar errors, which do not average out. Random rounding to a
-//! grid of equal steps prevents that.
+//! `cargo bench -p lgreco-testing --bench rotations`. With a shared rotation, payloads can be added first, and their
+//! sum is rotated back once. But ranks with similar gradients then have similar errors, which do not average out.
+//! Random rounding to a grid of equal steps prevents such similar errors.
 //!
-//! There is a row for each number of bits (1 to 4) and of ranks (2 to 16). It has the squared error of the mean with a
-//! shared rotation, first with random rounding, then with rounding to nearest. It also has the time to decode and add
-//! all payloads. All numbers are multiples of EDEN's. The range of the grid of equal steps is the one with the least
-//! error. The shared rotation is not implemented. Its time is estimated: the time to add the same number of QSGD
-//! payloads with one bucket per block, plus the time of one rotation. The bench asserts that the error with a shared
-//! rotation is larger than EDEN's.
+//! The bench prints a row for each number of bits (1 to 4) and of ranks (2 to 16). Each row has the squared error of
+//! the mean with a shared rotation, first with random rounding, then with rounding to nearest. Each row also has the
+//! time to decode and add all payloads. All numbers are multiples of EDEN's. The grid of equal steps has the range with
+//! the least error. The variant with a shared rotation is not implemented, so the bench estimates its time: the time to
+//! add the same number of QSGD payloads with one bucket per block, plus the time of one rotation. The bench asserts
+//! that the error with a shared rotation is larger than EDEN's.
 
 use lgreco::compress::payload::{Combine, combine};
 use lgreco::compress::wire::Payload;

@@ -26,7 +26,7 @@ pub fn expected(bin: usize, p: &[f32], w: &[f32]) -> Vec<f32> {
 /// at most the predicted bytes. If both gradients are equal, the measured row must have the payload's error and length.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
     let ada = AdaComp { bin };
     let (p, w, shape) = (widened(compensated), widened(fresh), compensated.shape());
@@ -58,7 +58,7 @@ pub fn check(bin: u32, compensated: &Gradient<'_>, fresh: &Gradient<'_>) {
 /// same values, or both refuse the bytes. Payloads of other methods and of more than 2^20 elements are skipped.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -73,8 +73,8 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Rewrites an AdaComp payload as a TopK payload with values ±1, decodes that bit by bit, and applies AdaComp's
-/// magnitude. It tries the three layouts of positions until one decodes.
+/// Rewrites an AdaComp payload as a TopK payload with values ±1, decodes that payload bit by bit, and applies AdaComp's
+/// magnitude. Tries the three layouts of positions until decoding succeeds.
 fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     let count = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     let (header, body) = bytes.split_at(HEADER_LEN);
@@ -101,7 +101,7 @@ fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
 /// type is checked twice: the fresh gradient is the values themselves, or a shifted f32 copy of them.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((&choice, rest)) = bytes.split_first() else { return };
     let bin = 1 + choice as u32 % 40;

@@ -1,4 +1,4 @@
-//! The conformance suite. It checks that a [`Backend`] gives the results of [`Portable`].
+//! The conformance suite: checks that a [`Backend`] gives the results of [`Portable`].
 //!
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
 //! [`check_powersgd`], [`check_eden`] and [`check_batches`], or [`check_all`] for all of them.
@@ -35,7 +35,7 @@ impl Tensor {
     /// A `rows` × `cols` tensor of `values`, rounded to each type.
     ///
     /// # Panics
-    /// If there are not `rows · cols` values.
+    /// Panics if there are not `rows · cols` values.
     pub fn new(values: &[f32], rows: usize, cols: usize) -> Tensor {
         assert_eq!(values.len(), rows * cols, "values of a {rows} x {cols} tensor");
         Tensor {
@@ -64,9 +64,9 @@ fn bell(seed: u64, index: usize) -> f32 {
     (0..4).map(|i| draw(seed, 4 * index + i) - 0.5).sum()
 }
 
-/// Tensors of many kinds. Bell-shaped ones have many lengths, and magnitudes from 1e-30 to 1e30. Others have ties,
-/// zeros of both signs, one spike, constants, subnormal numbers, values of one sign, and the largest and smallest
-/// numbers. Some overflow in f16.
+/// Tensors of many kinds. Bell-shaped tensors have many lengths, and magnitudes from 1e-30 to 1e30. Other tensors have
+/// ties, zeros of both signs, one spike, constants, subnormal numbers, values of one sign, and the largest and smallest
+/// numbers. Some tensors overflow in f16.
 pub fn tensors() -> Vec<Tensor> {
     let lengths = [
         (1, 1),
@@ -158,7 +158,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// for the same job. For QSGD, rows may also differ by the bound of [`qsgd::measure`](lgreco::compress::qsgd::measure).
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
     let total = jobs.iter().map(|job| job.candidates.len()).sum();
     let run = |backend: &mut dyn Backend| {
@@ -202,7 +202,7 @@ fn slack(gradient: &Gradient<'_>, qsgd: Qsgd) -> f64 {
 /// buffer that is too short must give an error. The backend's payload must decode to the same bits.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_encode(backend: &mut dyn Backend, setting: &Setting, gradient: &Gradient<'_>, stream: Stream) {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let Ok(length) = setting.payload_len(shape, dtype) else {
@@ -232,7 +232,7 @@ pub fn check_encode(backend: &mut dyn Backend, setting: &Setting, gradient: &Gra
 /// for the same reason.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_decode(backend: &mut dyn Backend, bytes: &[u8], elements: usize) {
     let (mut found, mut expected) = (vec![f32::NAN; elements], vec![f32::NAN; elements]);
     match (backend.decode(bytes, &mut found), Portable.decode(bytes, &mut expected)) {
@@ -271,7 +271,7 @@ fn payload(setting: &Setting, gradient: &Gradient<'_>) -> Option<Vec<u8>> {
 /// Checks dense payloads of every tensor, and damaged copies of one payload.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_dense(backend: &mut dyn Backend) {
     for_each_gradient(|number, gradient| {
         check_encode(backend, &Setting::Dense, gradient, Stream::default());
@@ -286,7 +286,7 @@ pub fn check_dense(backend: &mut dyn Backend) {
 /// ones.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
     golden::check_qsgd(backend);
     let buckets = [512, 1, 7, 32, 1000, 2048, 100_000];
@@ -330,7 +330,7 @@ pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
 /// [golden] ones.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     golden::check_topk(backend);
     for_each_gradient(|number, gradient| {
@@ -376,7 +376,7 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
 /// payloads and [golden] ones.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
     golden::check_quantised_topk(backend);
     for_each_gradient(|number, gradient| {
@@ -419,7 +419,7 @@ pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
 /// and length, and decode to the same matrix within `relative` of its norm. Also checks refusals and [golden] payloads.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
     golden::check_powersgd(backend);
     for (rows, cols, scale) in [
@@ -433,7 +433,7 @@ pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
         (50, 40, 1e30),
     ] {
         let tensor = Tensor::new(&values(rows * cols, |i| scale * bell(13, i)), rows, cols);
-        // f16 cannot hold values of extreme scales, so it is skipped for them.
+        // At extreme scales the f16 gradient is skipped, because f16 cannot hold the values.
         let gradients = tensor
             .gradients()
             .into_iter()
@@ -489,7 +489,7 @@ fn check_low_rank(
 /// that damaged payloads decode as with [`Portable`].
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_eden(backend: &mut dyn Backend, relative: f64) {
     let scales = [eden::Scale::Unbiased, eden::Scale::LeastSquares];
     for_each_gradient(|number, gradient| {
@@ -525,12 +525,12 @@ pub fn check_eden(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
-/// Checks batches of jobs. One batch has many jobs of all sizes and methods, with the same gradient several times. One
-/// batch has no job. Other batches have a job in the middle that fails or cannot be measured. With `powersgd`,
+/// Checks batches of jobs. One batch has many jobs of all sizes and methods, with the same gradient several times.
+/// Another batch has no jobs. In further batches, a job in the middle fails or cannot be measured. With `powersgd`,
 /// PowerSGD's jobs are included.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
     check_rows(backend, &[], relative);
     let tensors: Vec<Tensor> = (0..40)
@@ -567,7 +567,7 @@ pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
 /// Runs all checks of this module. Rows must be within `relative` of [`Portable`]'s.
 ///
 /// # Panics
-/// If `backend` differs from [`Portable`].
+/// Panics if `backend` differs from [`Portable`].
 pub fn check_all(backend: &mut dyn Backend, relative: f64) {
     check_dense(backend);
     check_qsgd(backend, relative);

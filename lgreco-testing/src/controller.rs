@@ -59,7 +59,7 @@ pub enum Event {
 /// What happens to the task of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Planning {
-    /// The task is dropped, so the step plans itself.
+    /// The task is dropped, so the step makes the plan itself.
     Dropped,
     /// The task is run and its result handed in, even if the decision no longer needs it.
     Run,
@@ -72,7 +72,7 @@ pub enum Planning {
 pub struct Log {
     /// The result of each step, or the code of its error.
     pub steps: Vec<Result<Taken, u32>>,
-    /// Means minus gradients, summed over the exchanged steps.
+    /// Means minus gradients by element, summed over the exchanged steps.
     pub balance: Vec<f64>,
     /// The residuals at the end.
     pub residual: Vec<f32>,
@@ -125,7 +125,7 @@ pub fn model() -> Vec<Tensor> {
 /// decision every three steps. Examples in the documentation use it.
 ///
 /// # Errors
-/// The errors of [`Controller::new`].
+/// Returns the errors of [`Controller::new`].
 pub fn alone(method: Method) -> Result<(Controller, ThreadCollective), Error> {
     alone_on(method, Schedule { warmup: 2, period: 3, window: 2, lead: 0 })
 }
@@ -137,11 +137,11 @@ fn alone_on(method: Method, schedule: Schedule) -> Result<(Controller, ThreadCol
     Ok((Controller::new(config, layers, worker.rank(), worker.world_size())?, worker))
 }
 
-/// Like [`alone`], with three steps of warm-up, a window of one and a
+/// Like [`alone`], with three steps of warm-up, a window of one step and a
 /// [`lead`](lgreco_train::controller::Schedule::lead).
 ///
 /// # Errors
-/// The errors of [`Controller::new`].
+/// Returns the errors of [`Controller::new`].
 pub fn alone_with_lead(method: Method, lead: u64) -> Result<(Controller, ThreadCollective), Error> {
     alone_on(method, Schedule { warmup: 3, period: 3, window: 1, lead })
 }
@@ -149,7 +149,7 @@ pub fn alone_with_lead(method: Method, lead: u64) -> Result<(Controller, ThreadC
 /// A step of [`alone`] on generated gradients.
 ///
 /// # Errors
-/// The errors of [`Controller::step`].
+/// Returns the errors of [`Controller::step`].
 pub fn step_alone(controller: &mut Controller, worker: &mut ThreadCollective) -> Result<Report, Error> {
     let mut gradients = [4096, 64].map(|len| uniform(0, controller.steps() as u32, 0, len, 1.0));
     controller.step(worker, &mut gradients.each_mut().map(|gradient| ValuesMut::F32(gradient)), 0.1)
@@ -247,7 +247,7 @@ impl Script {
     /// Runs the script on threads. Returns the observations of each rank.
     ///
     /// # Panics
-    /// If a saved state cannot be restored.
+    /// Panics if a saved state cannot be restored.
     pub fn run(&self) -> Vec<Log> {
         threads::run(self.world, |mut worker| self.rank(&mut worker))
     }
@@ -409,7 +409,7 @@ impl Gradients {
 /// script gives the same bits again.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check(script: &Script) {
     let logs = script.run();
     check_logs(script, &logs);
@@ -449,7 +449,7 @@ fn check_logs(script: &Script, logs: &[Log]) {
 /// worker, because with more workers the threads spend most of their time waiting for each other.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(30)];
     let world = match bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>() % 16 {
@@ -468,7 +468,7 @@ pub fn check_bytes(bytes: &[u8]) {
 /// also loaded with a corrected checksum.
 ///
 /// # Panics
-/// If a loaded state does not save to the same bytes, or if a refusal changed the controller.
+/// Panics if a loaded state does not save to the same bytes, or if a refusal changed the controller.
 pub fn check_state(bytes: &[u8]) {
     check_loads(bytes);
     let mut sealed = bytes.to_vec();

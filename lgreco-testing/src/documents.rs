@@ -112,8 +112,8 @@ pub fn tokens(json: &str) -> Vec<&str> {
     tokens
 }
 
-/// A table or a plan with some tokens replaced, left out, added, repeated or swapped. Three of `bytes` select each
-/// change. Without changes the file is valid.
+/// A table or a plan with some tokens replaced, left out, added, repeated or swapped. Each change takes three of
+/// `bytes`. Without changes the file is valid.
 ///
 /// ```
 /// use lgreco::file::TableFile;
@@ -144,12 +144,12 @@ pub fn document(bytes: &[u8]) -> String {
     tokens.concat()
 }
 
-/// Reads a changed table or plan. It must be refused with a reason, or written and read back unchanged. For a table,
-/// the solver's plan must be within the table's budget. A second plan, with the first plan's size as its limit, must
-/// not be larger than the first. Both plans must be written and read back unchanged.
+/// Reads a changed table or plan. The reader must refuse the file with a reason, or the file must be written and read
+/// back unchanged. For a table, the solver's plan must be within the table's budget. A second plan, with the first
+/// plan's size as its limit, must not be larger than the first. Both plans must be written and read back unchanged.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_documents(bytes: &[u8]) {
     let json = document(bytes);
     check_files(json.as_bytes());

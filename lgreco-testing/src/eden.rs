@@ -73,7 +73,7 @@ fn product(a: impl IntoIterator<Item = f64>, b: impl IntoIterator<Item = f64>) -
 /// bits, decoded values must be those that the documentation defines. The decoded vector must have the length that the
 /// scale prescribes. The payload's length and the measured row are checked, too.
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
     let values = widened(gradient.values());
     let bits = usize::from(eden.bits);
@@ -99,7 +99,7 @@ pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
         }
         error += x.iter().zip(&found).map(|(x, y)| (x - y) * (x - y)).sum::<f64>();
         let length = product(found.clone(), found.clone()).sqrt();
-        // Subnormal values and scales are inexact.
+        // Skips the comparison for subnormal values and scales, which are inexact.
         if norm < 1e-30 {
             continue;
         }
@@ -139,7 +139,7 @@ pub fn check_gradient(gradient: &Gradient<'_>, eden: Eden, stream: Stream) {
 /// encoding must name the first one instead. Values may be repeated, so that blocks are full.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 ///
 /// ```
 /// lgreco_testing::eden::check_round_trip(&[3, 1, 0, 0, 0x80, 0x3f, 0, 0, 0, 0x40]);
@@ -181,7 +181,7 @@ fn check_any(values: Values<'_>, eden: Eden, stream: Stream) {
     ] {
         let is_told =
             matches!(found, Err(Error::NonFinite { index, value }) if index == offender && !value.is_finite());
-        // A block before the first NaN or infinity may overflow. Then encoding may return this error.
+        // A block before the first NaN or infinity may overflow. Then encoding may return the overflow instead.
         assert!(is_told || (is_large && matches!(found, Err(Error::Overflow { .. }))), "{found:?}");
     }
 }

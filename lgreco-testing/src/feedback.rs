@@ -14,7 +14,7 @@ pub struct Worker {
     pub memory: Memory<Vec<u64>>,
     /// The compressor's setting.
     pub setting: Setting,
-    /// Seed, layer and rank of the random bits. The step is the memory's number of steps.
+    /// Seed, layer and rank of the random bits. The stream's step is the number of steps that the memory has taken.
     pub stream: Stream,
 }
 
@@ -22,7 +22,7 @@ pub struct Worker {
 pub struct Sent {
     /// The message.
     pub message: Vec<u8>,
-    /// The values it decodes to.
+    /// The values that the message decodes to.
     pub decoded: Vec<f32>,
 }
 
@@ -30,7 +30,7 @@ impl Worker {
     /// A worker with a new memory.
     ///
     /// # Errors
-    /// The errors of [`Memory::new`].
+    /// Returns the errors of [`Memory::new`].
     pub fn new(rule: Residual, setting: Setting, shape: Shape, stream: Stream) -> Result<Worker, Error> {
         let words = vec![!0; rule.state_len(shape)];
         Ok(Worker { memory: Memory::new(rule, shape, words)?, setting, stream })
@@ -40,7 +40,7 @@ impl Worker {
     /// an error leaves the memory unchanged.
     ///
     /// # Errors
-    /// The errors of [`Memory::step`].
+    /// Returns the errors of [`Memory::step`].
     pub fn step(&mut self, gradient: &Gradient<'_>) -> Result<Sent, Error> {
         let dtype = gradient.values().dtype();
         let mut workspace = vec![!0; self.memory.workspace_len(&self.setting, dtype)];
@@ -87,11 +87,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts mass balance under classic error feedback. Per element, delivered values and residual must add up to the
+/// Asserts mass balance under classic error feedback. Per element, decoded values and residual must add up to the
 /// gradients, within the rounding of one addition and one subtraction per step.
 ///
 /// # Errors
-/// The errors of [`Memory::step`]. The balance has been checked up to that step.
+/// Returns the errors of [`Memory::step`]. The mass balance has been checked up to the failed step.
 pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) -> Result<(), Error> {
     let mut worker = Worker::new(Residual::CLASSIC, setting, shape, Stream::default())?;
     let (mut owed, mut allowed) = (vec![0.0f64; shape.elements()], vec![0.0f64; shape.elements()]);
@@ -103,7 +103,8 @@ pub fn check_mass_balance(setting: Setting, steps: &[Vec<f32>], shape: Shape) ->
                 for i in 0..values.len() {
                     let (p, d) = (before[i] as f64 + values[i] as f64, sent.decoded[i] as f64);
                     owed[i] += values[i] as f64 - d;
-                    // Half a unit in the last place for the addition that gives p, and for the subtraction p − d.
+                    // Allows half a unit in the last place for the addition that gives p, and as much for the
+                    // subtraction p − d.
                     allowed[i] += (p.abs() + (p - d).abs()) * 1.001 * power_of_two(-24) + power_of_two(-148);
                 }
             }
@@ -131,11 +132,11 @@ pub fn check_exact_split(rule: Residual, setting: Setting, steps: &[Vec<f32>], s
     }
 }
 
-/// The largest distance between a constant gradient and the mean of `steps` deliveries of it, relative to the largest
-/// element.
+/// Sends a constant gradient in `steps` steps. Returns the largest difference between the gradient and the mean of the
+/// decoded values, relative to the gradient's largest element.
 ///
 /// # Panics
-/// If a step fails.
+/// Panics if a step fails.
 pub fn mean_error(rule: Residual, setting: Setting, values: &[f32], shape: Shape, steps: u32) -> f64 {
     let mut worker = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     let mut sums = vec![0.0f64; values.len()];

@@ -5,7 +5,7 @@ use lgreco::file::{PlanFile, TableFile};
 use lgreco::plan::{Plan, budget::Budget};
 
 /// Reads `bytes` as a table, as a plan and as a setting. Whatever can be read must be written and read back unchanged.
-/// A table's default plan must make a plan file.
+/// It must be possible to make a plan file from a table's default plan.
 pub fn check_files(bytes: &[u8]) {
     if let Ok(file) = TableFile::parse(bytes) {
         assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));

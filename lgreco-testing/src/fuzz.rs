@@ -17,7 +17,7 @@ use lgreco::rng::Stream;
 /// dynamic programming, or the exact plan against an exhaustive search.
 ///
 /// # Panics
-/// If the check fails.
+/// Panics if the check fails.
 pub fn planner(bytes: &[u8]) {
     let instance = Instance::from_bytes(bytes, 5, 5);
     let against_all = |states| {
@@ -43,7 +43,7 @@ const MOST_ELEMENTS: usize = 1 << 12;
 /// number of values that the header states.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn payload(bytes: &[u8]) {
     if Payload::parse(bytes).is_ok_and(|payload| payload.header.shape.elements() > MOST_ELEMENTS) {
         return assert!(decode(bytes, &mut []).is_err());
@@ -72,7 +72,7 @@ pub fn payload(bytes: &[u8]) {
 /// must name the first value that is not finite.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn dense(bytes: &[u8]) {
     let single: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
     let words = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
@@ -99,7 +99,7 @@ fn dense_round_trip(values: Values<'_>, expected: &[f32]) {
 /// Checks TopK on any bit patterns against a full sort, in one element type and one value type, at several k.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn topk(bytes: &[u8]) {
     let Some((&[a, b], rest)) = bytes.split_first_chunk::<2>() else { return };
     let bits: Vec<u32> = rest.as_chunks::<4>().0.iter().take(300).map(|&bytes| u32::from_le_bytes(bytes)).collect();
@@ -119,7 +119,7 @@ pub fn topk(bytes: &[u8]) {
 /// steps give the values of the payload. Only a matrix of zeros decodes to zeros.
 ///
 /// # Panics
-/// If the check fails.
+/// Panics if the check fails.
 pub fn powersgd(bytes: &[u8]) {
     let Some((&[rows, cols, exponent, options], rest)) = bytes.split_first_chunk::<4>() else { return };
     let shape = Shape::new(usize::from(rows % 14), usize::from(cols % 14)).expect("a small matrix");

@@ -45,7 +45,7 @@ fn check(
 /// Checks QSGD: both scales, both roundings, 1, 2 and 4 bits.
 ///
 /// # Panics
-/// If a byte or a value differs.
+/// Panics if a byte or a value differs.
 pub fn check_qsgd(backend: &mut dyn Backend) {
     let [zero, fifth, one, three] = [0.0f32, 0.2, 1.0, 3.0].map(f32::to_le_bytes);
     let nearest = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
@@ -73,7 +73,7 @@ pub fn check_qsgd(backend: &mut dyn Backend) {
 /// Checks TopK: every coding of positions, every type of values.
 ///
 /// # Panics
-/// If a byte or a value differs.
+/// Panics if a byte or a value differs.
 pub fn check_topk(backend: &mut dyn Backend) {
     let header = |variant, keep, rows| [b'L', 1, 2, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     let top = |keep, values| Setting::TopK(TopK { keep, values });
@@ -100,7 +100,7 @@ pub fn check_topk(backend: &mut dyn Backend) {
 /// Checks TopK in few bits: every coding of positions, two and three bits.
 ///
 /// # Panics
-/// If a byte or a value differs.
+/// Panics if a byte or a value differs.
 pub fn check_quantised_topk(backend: &mut dyn Backend) {
     let header = |variant, keep, rows| [b'L', 1, 6, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
     let top = |keep, bits| Setting::QuantisedTopK(QuantisedTopK { keep, bits });
@@ -130,7 +130,7 @@ pub fn check_quantised_topk(backend: &mut dyn Backend) {
 /// Checks PowerSGD: the rank in the header, and factors read column by column.
 ///
 /// # Panics
-/// If a byte of the header or a value differs.
+/// Panics if a byte of the header or a value differs.
 pub fn check_powersgd(backend: &mut dyn Backend) {
     let header = b"L\x01\x03\x00\x02\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00";
     let shape = Shape::new(2, 3).expect("a small shape");

@@ -54,7 +54,7 @@ pub(super) fn squared_error(values: &[f32], decoded: &[f32]) -> f64 {
 /// error and length of each payload.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
     let values = widened(gradient);
     let (shape, own) = (gradient.shape(), gradient.values().dtype());
@@ -99,7 +99,7 @@ pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
 /// Runs [`check`] for each value type on `bits` read as f32, f16 and bf16.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_all_types(bits: &[u32], lambdas: &[f32]) {
     (0..9).for_each(|types| check_types(bits, lambdas, types));
 }
@@ -114,7 +114,7 @@ fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
 /// first byte also chooses the types.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().take(300).map(|&word| u32::from_le_bytes(word)).collect();
     let (first, values) = words.split_at(words.len().min(3));

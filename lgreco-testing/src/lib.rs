@@ -3,8 +3,8 @@
 //! Every `check_*` function panics if a check fails, and says what was found.
 //!
 //! The properties of the core, the compressors and training are tested in `tests/core` and `tests/train`, which are a
-//! separate package. The unit tests of those crates test private items and do not use this crate, because its types
-//! would differ from those of the crate under test.
+//! separate package. The unit tests of those crates test private items. They do not use this crate, because its types
+//! would differ from the types of the crate under test.
 #![forbid(unsafe_code)]
 
 pub mod adacomp;
@@ -37,15 +37,16 @@ pub mod tables;
 pub mod topk;
 
 /// Corrects the checksum of a damaged saved state: of a controller, a memory, an end of a cut or a cut's setting. All
-/// of them end with the checksum. Without the correction, damaged bytes would never reach the later checks.
+/// these states end with their checksum. Without the correction, damaged bytes would never reach the later checks.
 pub fn reseal(bytes: &mut [u8]) {
     lgreco::checksum::seal(bytes);
 }
 
-/// Number of cases for a property that does not use proptest's default. The variable PROPTEST_CASES can only lower it.
+/// Number of cases for a property that does not use proptest's default. The variable PROPTEST_CASES can only lower this
+/// number.
 ///
 /// # Panics
-/// When the variable is not a number.
+/// Panics if the variable is not a number.
 pub fn cases(most: u32) -> u32 {
     let asked = std::env::var("PROPTEST_CASES").map(|cases| cases.parse().expect("PROPTEST_CASES is a number"));
     most.min(asked.unwrap_or(most))

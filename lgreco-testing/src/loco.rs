@@ -14,7 +14,7 @@ use lgreco::rng::Stream;
 /// decode to `c M / 8`. The measured row must have the error of the decoded values.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check(group: u32, gradient: &Gradient<'_>) {
     let loco = LoCo { group };
     let (values, shape) = (widened(gradient), gradient.shape());
@@ -49,7 +49,7 @@ pub fn check(group: u32, gradient: &Gradient<'_>) {
     assert!((measured - error).abs() <= 1e-11 * error, "measured {measured}, decoded {error}");
 }
 
-/// Reads scales and codes. `None` for bytes that no encoder would write.
+/// Reads scales and codes. Returns `None` for bytes that no encoder writes.
 fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (group, elements) = (word(4), word(8) * word(12));
@@ -70,7 +70,7 @@ fn read(bytes: &[u8]) -> Option<(Vec<f32>, Vec<i32>)> {
 /// 2^20 elements.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -95,7 +95,7 @@ pub fn check_payload(bytes: &[u8]) {
 /// type.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first_chunk::<2>() else { return };
     let group = 1 + u16::from_le_bytes(*choice) as u32 % 700;

@@ -1,4 +1,4 @@
-//! Random values for tests. This crate makes them, because it is compiled with optimisation, and tests are not.
+//! Random values for tests. They are made in this crate because it is compiled with optimisation, and tests are not.
 
 use lgreco::rng::Stream;
 

@@ -159,7 +159,7 @@ pub fn check_exact(table: &Table<'_>, limit: impl Into<Limit>, limits: Limits) -
     Ok(summary)
 }
 
-/// A plan's value of the minimised quantity.
+/// The quantity that the solver minimised: the plan's size under an error budget, its error under a size limit.
 fn minimised(summary: &Summary) -> Limit {
     match summary.limit() {
         Limit::Error(_) => Limit::Size(summary.size),
@@ -183,8 +183,9 @@ fn lower_bound_of(proof: Proof) -> Limit {
     }
 }
 
-/// Runs [`check_exact`], and panics unless the answer agrees with the `optimum`. A proven answer must equal it (an
-/// error within [`Proof::RESOLUTION`]); otherwise the optimum must lie between the bounds.
+/// Runs [`check_exact`], and panics unless the answer agrees with the `optimum`. A proven answer must equal the
+/// optimum; errors may differ by [`Proof::RESOLUTION`]. If the answer is not proven, the optimum must lie between its
+/// bounds.
 pub fn check_against(table: &Table<'_>, limit: impl Into<Limit>, limits: Limits, optimum: Option<Limit>) {
     let limit = limit.into();
     match (check_exact(table, limit, limits), optimum) {

@@ -40,7 +40,7 @@ impl Pair {
     /// Makes both ends of a cut, with generation 0.
     ///
     /// # Errors
-    /// The errors of [`Upstream::new`].
+    /// Returns the errors of [`Upstream::new`].
     pub fn new(setting: CutSetting) -> Result<Pair, Error> {
         Ok(Pair { above: Upstream::new(setting, 0)?, below: Downstream::new(setting, 0)? })
     }
@@ -52,7 +52,7 @@ impl Pair {
     /// Encodes activations without delivering them. Asserts that an error changes nothing.
     ///
     /// # Errors
-    /// The errors of [`Upstream::send`].
+    /// Returns the errors of [`Upstream::send`].
     pub fn send(&mut self, values: Values<'_>, samples: &[Option<u64>]) -> Result<(Sent, Vec<u8>), Error> {
         let before = snapshot(&self.above);
         let mut message = vec![0xa5; self.above.message_len()];
@@ -70,7 +70,7 @@ impl Pair {
     /// Delivers a message of activations. Asserts that an error changes nothing.
     ///
     /// # Errors
-    /// The errors of [`Downstream::receive`].
+    /// Returns the errors of [`Downstream::receive`].
     pub fn deliver(&mut self, message: &[u8]) -> Result<Vec<f32>, Error> {
         let before = snapshot(&self.below);
         let elements = self.below.values_len(message);
@@ -86,7 +86,7 @@ impl Pair {
     /// Sends activations and delivers them.
     ///
     /// # Errors
-    /// The errors of both ends.
+    /// Returns the errors of both ends.
     pub fn forward(&mut self, values: Values<'_>, samples: &[Option<u64>]) -> Result<(Sent, Vec<f32>), Error> {
         let (sent, message) = self.send(values, samples)?;
         Ok((sent, self.deliver(&message)?))
@@ -95,7 +95,7 @@ impl Pair {
     /// Encodes gradients without delivering them. Asserts that an error changes nothing.
     ///
     /// # Errors
-    /// The errors of [`Downstream::send`].
+    /// Returns the errors of [`Downstream::send`].
     pub fn reply(&mut self, ticket: u64, gradients: Values<'_>) -> Result<Vec<u8>, Error> {
         let before = snapshot(&self.below);
         let mut message = vec![0xa5; self.below.message_len()];
@@ -110,7 +110,7 @@ impl Pair {
     /// Delivers a message of gradients, and also returns their ticket. Asserts that an error changes nothing.
     ///
     /// # Errors
-    /// The errors of [`Upstream::receive`].
+    /// Returns the errors of [`Upstream::receive`].
     pub fn deliver_back(&mut self, message: &[u8]) -> Result<(u64, Vec<f32>), Error> {
         let before = snapshot(&self.above);
         let elements = self.above.values_len(message);
@@ -126,7 +126,7 @@ impl Pair {
     /// Sends gradients and delivers them.
     ///
     /// # Errors
-    /// The errors of both ends.
+    /// Returns the errors of both ends.
     pub fn backward(&mut self, ticket: u64, gradients: Values<'_>) -> Result<Vec<f32>, Error> {
         let message = self.reply(ticket, gradients)?;
         let (answered, values) = self.deliver_back(&message)?;
@@ -138,7 +138,7 @@ impl Pair {
     /// Takes a step: sends activations and gradients, and commits.
     ///
     /// # Errors
-    /// The errors of both ends.
+    /// Returns the errors of both ends.
     pub fn step(&mut self, values: &[f32], samples: &[Option<u64>]) -> Result<Vec<f32>, Error> {
         let (sent, received) = self.forward(Values::F32(values), samples)?;
         self.backward(sent.ticket, Values::F32(&received))?;
@@ -149,7 +149,7 @@ impl Pair {
     /// Commits both ends.
     ///
     /// # Errors
-    /// The errors of [`Upstream::commit_step`].
+    /// Returns the errors of [`Upstream::commit_step`].
     pub fn commit(&mut self) -> Result<(), Error> {
         self.above.commit_step()?;
         self.below.commit_step()?;
@@ -160,7 +160,7 @@ impl Pair {
     /// The values that an evaluation message decodes to. Asserts that nothing has changed.
     ///
     /// # Errors
-    /// The errors of both ends.
+    /// Returns the errors of both ends.
     pub fn evaluate(&self, evaluation: Evaluation, values: Values<'_>) -> Result<Vec<f32>, Error> {
         let before = (snapshot(&self.above), snapshot(&self.below));
         let mut message = vec![0xa5; self.above.message_len()];
@@ -174,7 +174,7 @@ impl Pair {
     /// The bytes of a repeated forward pass, and the values they decode to. Asserts that nothing has changed.
     ///
     /// # Errors
-    /// The errors of [`Upstream::repeat`].
+    /// Returns the errors of [`Upstream::repeat`].
     pub fn repeat(
         &self,
         ticket: u64,
@@ -210,7 +210,7 @@ impl Pair {
     /// Saves both ends.
     ///
     /// # Errors
-    /// The errors of [`Upstream::save`].
+    /// Returns the errors of [`Upstream::save`].
     pub fn save(&self) -> Result<[Vec<u8>; 2], Error> {
         let mut bytes = [vec![0xa5; self.above.saved_len()], vec![0xa5; self.below.saved_len()]];
         assert_eq!(self.above.save(&mut bytes[0])?, bytes[0].len());
@@ -221,7 +221,7 @@ impl Pair {
     /// Restores both ends.
     ///
     /// # Errors
-    /// The errors of [`Upstream::restore`].
+    /// Returns the errors of [`Upstream::restore`].
     pub fn restore(setting: CutSetting, bytes: &[Vec<u8>; 2]) -> Result<Pair, Error> {
         Ok(Pair { above: Upstream::restore(setting, &bytes[0])?, below: Downstream::restore(setting, &bytes[1])? })
     }

@@ -5,7 +5,7 @@ use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, ch
 use lgreco::{Error, table::Choice, table::Table};
 use std::cmp::Ordering;
 
-/// Algorithm 1 as the paper prints it, on integer errors. It fills rows over cells, tries every option of every cell in
+/// Algorithm 1 as the paper prints it, on integer errors. Fills rows over cells, tries every option of every cell in
 /// order, and traces back the smallest entry of the last row. Returns the size and the options, or `None` if nothing
 /// fits.
 ///
@@ -95,7 +95,7 @@ where
     first
 }
 
-/// Error and size of the plan in which each layer has its smallest option in the order `order`.
+/// Error and size of the plan in which each layer has the option that is first in the order `order`.
 fn there(table: &Table, order: impl Fn(&Choice, &Choice) -> Ordering + Copy) -> (f64, u64) {
     let least = table.iter().filter_map(|options| options.iter().min_by(|a, b| order(a, b)));
     (least.clone().map(|choice| choice.error).sum(), least.map(|choice| choice.size).sum())
@@ -117,7 +117,7 @@ pub fn check_dp(instance: &Instance, levels: u32) {
 }
 
 /// Checks [`dp`] against [`textbook`]. `layers` holds sizes, and costs in cells. Sizes are multiplied by `unit`; the
-/// budget is `levels` cells of 0.375. Then it repeats the check with sizes and errors swapped.
+/// budget is `levels` cells of 0.375. Afterwards, repeats the check with sizes and errors swapped.
 pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, unit: u64) {
     let cell = 0.375;
     let choices: Vec<_> = layers

@@ -22,14 +22,14 @@ use lgreco::rng::Stream;
 pub struct RoundTrip {
     /// The payload.
     pub payload: Vec<u8>,
-    /// The values it decodes to.
+    /// The values that the payload decodes to.
     pub decoded: Vec<f32>,
 }
 
 /// Encodes and decodes with stale buffers.
 ///
 /// # Errors
-/// The errors of encode and decode.
+/// Returns the errors of encode and decode.
 pub fn round_trip(gradient: &Gradient<'_>, compressor: PowerSgd, stream: Stream) -> Result<RoundTrip, Error> {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let mut workspace = vec![!0; compressor.encode_workspace_len(shape, dtype)];
@@ -295,7 +295,7 @@ pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
 /// Wraps f32 values.
 ///
 /// # Panics
-/// If the number of values is not that of the shape.
+/// Panics if the number of values is not that of the shape.
 pub fn gradient(values: &[f32], shape: Shape) -> Gradient<'_> {
     Gradient::new(Values::F32(values), shape).expect("as many values as the shape has")
 }

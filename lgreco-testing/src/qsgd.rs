@@ -108,7 +108,7 @@ pub fn encode(values: &[f32], shape: Shape, qsgd: Qsgd, stream: Stream) -> Vec<u
     bytes
 }
 
-/// The value that level `level` of a bucket represents. With sign and magnitude, it is the magnitude.
+/// The value that level `level` of a bucket represents, or its magnitude if signs are sent separately.
 fn point(level: u64, low: f32, high: f32, qsgd: Qsgd) -> f32 {
     let part = level as f32 * (1.0 / last_level(qsgd) as f32);
     if sign_magnitude(qsgd) { part * high } else { low * (1.0 - part) + high * part }
@@ -148,9 +148,9 @@ pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
     values.collect()
 }
 
-/// The expected squared error of the encoder's decisions and the decoder's values, and a tolerance. The tolerance
-/// bounds how far f32 arithmetic may move the measured row. It covers the decoder's rounding, relative to the distance
-/// of two levels, and the encoder's position on the grid.
+/// The expected squared error of encoding and decoding, and a tolerance. The tolerance bounds how far f32 arithmetic
+/// may move the measured row. It covers the decoder's rounding, relative to the distance of two levels, and the
+/// encoder's position on the grid.
 ///
 /// ```
 /// use lgreco::compress::qsgd::Qsgd;
@@ -205,7 +205,7 @@ pub fn subnormal_rounding(values: &[f32], qsgd: Qsgd) -> f64 {
 /// the row of all eight widths. Bytes after the payload must stay unchanged.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_gradient(gradient: &Gradient<'_>, qsgd: Qsgd, stream: Stream) {
     let values = widened(gradient.values());
     let shape = gradient.shape();
@@ -259,7 +259,7 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
 /// measured one, and the average error must be zero, both within five standard deviations.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
     let shape = Shape::new(values.len(), 1).unwrap();
     let gradient = Gradient::new(Values::F32(values), shape).unwrap();
@@ -292,7 +292,7 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
 /// agree.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     // A code takes at least one bit, so a valid payload has at most 8 elements per byte. So the check never allocates
@@ -315,7 +315,7 @@ pub fn check_payload(bytes: &[u8]) {
 /// encoding must name the first one instead.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_round_trip(bytes: &[u8]) {
     let Some((&[a, b, c, d], rest)) = bytes.split_first_chunk::<4>() else { return };
     let qsgd = Qsgd {

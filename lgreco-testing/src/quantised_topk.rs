@@ -52,7 +52,7 @@ fn mean(among: &[u32]) -> f32 {
 /// values, and at most the error of sending nothing.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_round_trip(gradient: &Gradient<'_>, top: QuantisedTopK) {
     let values = widened(gradient);
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -87,7 +87,7 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: QuantisedTopK) {
 /// Asserts that a row of many candidates agrees with the rows of each candidate alone, within 1e-9.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_row(gradient: &Gradient<'_>, keeps: &[u32], widths: &[u8]) {
     let measured = |keeps: &[u32], widths: &[u8]| {
         let mut workspace = vec![STALE; quantised_topk::measure_workspace_len(gradient.shape(), keeps)];
@@ -107,7 +107,7 @@ pub fn check_row(gradient: &Gradient<'_>, keeps: &[u32], widths: &[u8]) {
 /// same values, or both refuse the bytes. Payloads of other methods and of more than 2^20 elements are skipped.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -122,7 +122,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Reads the values. `None` for bytes that no encoder would write.
+/// Reads the values. Returns `None` for bytes that no encoder writes.
 fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     let (header, body) = bytes.split_at(HEADER_LEN);
     let keep = u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize;
@@ -141,7 +141,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     if (0..means.len() / 4).any(|bin| !mean(bin).is_finite() || mean(bin).is_sign_negative()) {
         return None;
     }
-    // The core reads the positions. The checks of TopK's payloads test this.
+    // The core's code reads the positions. The checks of TopK's payloads test this code.
     let top = lgreco::compress::topk::TopK { keep: keep as u32, values: lgreco::gradient::Dtype::F32 };
     let layout = top.layout(elements as u32).ok()?;
     if layout.coding as u8 != coding {

@@ -12,7 +12,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// The interface of a backend for this suite.
+/// The interface through which this suite tests a backend.
 pub trait ResidualDevice {
     /// A residual on the device.
     type Kept;
@@ -27,7 +27,7 @@ pub trait ResidualDevice {
     /// One step of classic error feedback with a gain. The gradient is first uploaded to the device.
     ///
     /// # Errors
-    /// The errors of [`Memory::step`].
+    /// Returns the errors of [`Memory::step`].
     fn step(
         &mut self,
         setting: &Setting,
@@ -38,7 +38,7 @@ pub trait ResidualDevice {
         payload: &mut [u8],
     ) -> Result<usize, Error>;
 
-    /// Decodes the last payload as the step did.
+    /// Decodes the last payload in the same way as the step did.
     fn decode(&mut self, payload: &[u8], values: &mut [f32]);
 }
 
@@ -69,7 +69,7 @@ fn memory(shape: Shape, gain: f32, storage: Storage) -> Memory<Vec<u64>> {
 /// `setting` is QSGD or TopK of at least a hundred elements.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check<D: ResidualDevice>(
     device: &mut D,
     (rows, cols): (usize, usize),
@@ -119,7 +119,7 @@ pub fn check<D: ResidualDevice>(
 /// Runs [`check`] for QSGD and TopK in every format, with gains of 1 and below 1.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_all<D: ResidualDevice>(device: &mut D) {
     for (setting, gain) in [
         (Setting::Qsgd(Qsgd::default()), 1.0),
@@ -138,7 +138,7 @@ pub fn check_all<D: ResidualDevice>(device: &mut D) {
 /// `(m + g) − d`, where `d` is the decoded payload. PowerSGD's payloads need not have the core's bits.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_powersgd<D: ResidualDevice>(device: &mut D, (rows, cols): (usize, usize), rank: u32) {
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
     let (elements, shape) = (rows * cols, Shape::new(rows, cols).expect("a small shape"));
@@ -161,7 +161,7 @@ pub fn check_powersgd<D: ResidualDevice>(device: &mut D, (rows, cols): (usize, u
 /// sum that exceeds f32.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_limits<D: ResidualDevice>(device: &mut D) {
     let shape = Shape::new(3, 1).expect("a small shape");
     let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });

@@ -13,7 +13,7 @@ use lgreco::compress::topk::TopK;
 use lgreco::compress::{Compressor, Setting};
 use lgreco::gradient::{Dtype, Shape};
 
-/// Settings of every compressor; together they contain each word that is not a default.
+/// Settings of every compressor. Together, their texts contain every word that is not a default.
 pub const SETTINGS: [Setting; 14] = [
     Setting::Dense,
     Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
@@ -31,11 +31,11 @@ pub const SETTINGS: [Setting; 14] = [
     Setting::Eden(Eden { bits: 1, scale: eden::Scale::LeastSquares }),
 ];
 
-/// Reads a text as a setting. It must be refused with a reason, or be written and read back unchanged. A setting that
-/// was read must compress some tensor.
+/// Reads a text as a setting. The text must be refused with a reason, or the setting must be written and read back
+/// unchanged. A setting that was read must compress some tensor.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_text(text: &str) {
     match text.parse::<Setting>() {
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -65,7 +65,7 @@ pub fn threshold(sidco: Sidco, values: &[f32]) -> Option<f64> {
 /// textbook form, so only the range of the number is checked. Returns the number of sent elements.
 ///
 /// # Panics
-/// If a check fails, or if a value is not finite or too large for the value type.
+/// Panics if a check fails, or if a value is not finite or too large for the value type.
 pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     let (values, shape, dtype) = (widened(gradient), gradient.shape(), gradient.values().dtype());
     let most = sidco.payload_len(shape, dtype).unwrap();
@@ -130,7 +130,7 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
 /// fit.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((&[density, stages, fit], rest)) = bytes.split_first_chunk::<3>() else { return };
     let fit = [Fit::Exponential, Fit::GammaPareto, Fit::Pareto][fit as usize % 3];

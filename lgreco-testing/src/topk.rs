@@ -8,7 +8,7 @@ use lgreco::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_
 use lgreco::num::Sum;
 use lgreco::rng::Stream;
 
-/// Initial content of workspaces. Results must not depend on it.
+/// Initial content of workspaces, on which results must not depend.
 pub(super) const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
 /// The exact f32 values of a gradient.
@@ -16,7 +16,7 @@ pub(super) fn widened(gradient: &Gradient<'_>) -> Vec<f32> {
     with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect())
 }
 
-/// `value` as it is received if it is sent as `dtype`.
+/// The value that a receiver gets if `value` is sent as `dtype`.
 pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F32 => value,
@@ -73,7 +73,7 @@ pub(super) fn same_error(a: Error, b: Error) -> bool {
 /// give the error of the decoded values.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
     let values = widened(gradient);
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
@@ -112,7 +112,7 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
 /// is too large for `dtype`, the error must name that value.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
     let values = widened(gradient);
     let mut workspace = vec![STALE; topk::measure_workspace_len(gradient.shape(), keeps.len())];
@@ -143,7 +143,7 @@ pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
 /// same values, or both refuse the bytes. Payloads of more than 2^20 elements are skipped.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_payload(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -159,7 +159,7 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Reads a payload bit by bit, as its format is documented. `None` for bytes that no encoder would write.
+/// Reads a payload bit by bit, as its format is documented. Returns `None` for bytes that no encoder writes.
 pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (keep, elements) = (word(4), word(8) * word(12));
@@ -214,7 +214,7 @@ pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
 /// Runs [`check_types`] for all element and value types.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
     (0..9).for_each(|types| check_types(bits, keeps, types));
 }
@@ -223,7 +223,7 @@ pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
 /// whether `bits` are read as f32, f16 or bf16. `types % 3` selects the type in which values are sent.
 ///
 /// # Panics
-/// If a check fails, or `types` is 9 or more.
+/// Panics if a check fails, or `types` is 9 or more.
 pub fn check_types(bits: &[u32], keeps: &[u32], types: usize) {
     let dtype = DTYPES[types % 3];
     with_values(bits, DTYPES[types / 3], |gradient| {
@@ -252,7 +252,7 @@ pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradie
 /// Runs [`check_all_types`] on an instance made from arbitrary bytes. Two bytes choose k; the others are values.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     let Some((choice, values)) = bytes.split_first_chunk::<2>() else { return };
     let bits: Vec<u32> = values.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect();

@@ -33,7 +33,7 @@ pub fn methods() -> Methods {
 /// Parses a setting of a method of this crate or of lgreco.
 ///
 /// # Panics
-/// When the text is not a setting.
+/// Panics if the text is not a setting.
 pub fn setting(text: &str) -> Setting {
     Setting::parse(text, &methods()).expect("a setting")
 }

@@ -35,7 +35,7 @@ pub struct Outcome {
     pub mean: Vec<Vec<f32>>,
     /// The gradient minus the worker's contribution.
     pub rest: Vec<Vec<f32>>,
-    /// The worker's contribution, up to the rounding of that difference.
+    /// The worker's contribution, computed as the gradient minus `rest`.
     pub own: Vec<Vec<f32>>,
     /// PowerSGD's factors for the next step.
     pub factors: Vec<Vec<f32>>,
@@ -119,10 +119,10 @@ impl Case {
     /// Runs the exchange as `collective`'s rank, from the warm-start factors `factors`; `None` is a cold start.
     ///
     /// # Panics
-    /// If a collective, or its size, differs from the announced one.
+    /// Panics if a collective, or its size, differs from the announced one.
     ///
     /// # Errors
-    /// The errors of [`Flight`].
+    /// Returns the errors of [`Flight`].
     pub fn exchange(&self, collective: &mut impl Collective, factors: Option<Vec<Vec<f32>>>) -> Result<Outcome, Error> {
         let factors = factors.unwrap_or_else(|| self.cold());
         let (rank, shards) = (collective.rank(), self.shards());
@@ -165,14 +165,14 @@ impl Case {
         Outcome { mean: specs.iter().zip(values).map(wanted).collect(), rest, own, factors }
     }
 
-    /// Like [`exchange`](Case::exchange), on a device. It may not wait for the device before the end, unless lengths
-    /// depend on the values.
+    /// Like [`exchange`](Case::exchange), on a device. The exchange may wait for the device only at the end, unless
+    /// payload lengths depend on the values.
     ///
     /// # Panics
-    /// If the exchange has waited for the device.
+    /// Panics if the exchange has waited for the device.
     ///
     /// # Errors
-    /// The errors of [`Flight`].
+    /// Returns the errors of [`Flight`].
     pub fn exchange_on_device(&self, collective: &mut impl Collective) -> Result<Outcome, Error> {
         let (rank, shards) = (collective.rank(), self.shards());
         let (gradients, specs) = (&self.gradients[rank as usize], self.specs(&shards));

@@ -1,4 +1,5 @@
-//! A device for tests. The host cannot address its memory, and the device does nothing before the host waits for it.
+//! A device for tests. The host cannot address the device's memory, and the device does nothing before the host waits
+//! for it.
 
 use lgreco_train::Error;
 use lgreco_train::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Rest, Slip, Space, Spec};
@@ -8,9 +9,9 @@ use lgreco_train::gradient::{Dtype, ValuesMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(Part);
 
-/// One rank's device: a stream of operations and collectives. They are executed in order, but not before the host waits
-/// for them. Its kernels are the host's operations. So comparisons with the host do not test arithmetic, but the calls
-/// that an exchange makes to its device.
+/// One rank's device. Operations and collectives are queued, and are executed in order when the host waits for them.
+/// The device's kernels are the host's operations. So comparisons with the host test the calls that an exchange makes
+/// to its device, but not arithmetic.
 pub struct Device<'c, C> {
     /// Performs the collectives on the device's memory.
     collective: &'c mut C,
@@ -118,7 +119,7 @@ impl<'c, C: Collective> Device<'c, C> {
     /// Waits, and downloads means, compression errors and factors.
     ///
     /// # Errors
-    /// The first error on the device.
+    /// Returns the first error on the device.
     #[expect(clippy::type_complexity, reason = "three lists, named where they are taken apart")]
     pub fn finish(&mut self) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>, Vec<Vec<f32>>), Error> {
         match self.wait()? {
@@ -156,7 +157,8 @@ impl<C: Collective> Space for Device<'_, C> {
             return Ok(());
         }
         let status = self.wait()?;
-        // The workspace begins with the lengths of messages, which the kernel has read from the greetings.
+        // The workspace begins with the lengths of messages, which the kernel has read from the first message of every
+        // rank.
         let Device { lens: [lens, _], memory, .. } = self;
         lens.iter_mut().zip(&memory.workspace).for_each(|(to, &len)| *to = len);
         status.map_or(Ok(()), Err)

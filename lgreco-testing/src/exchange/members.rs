@@ -19,7 +19,7 @@ pub struct Member {
     pub dtype: Dtype,
 }
 
-/// Number of values of each of a layer's factors; 0 unless it is under PowerSGD.
+/// Numbers of values of a layer's two factors under PowerSGD; 0 under other methods.
 pub(super) fn factor_lens(member: &Member) -> [usize; 2] {
     let rank = match member.setting {
         Setting::PowerSgd(c) => effective_rank(member.shape, c.rank),
@@ -34,10 +34,9 @@ pub(super) fn is_near(member: &Member) -> bool {
 }
 
 /// A bucket with every kind of layer except payloads of variable length: uncompressed layers, products of factors, and
-/// payloads of fixed lengths. It has QSGD of several widths and buckets, and EDEN with both scales. It has TopK with
-/// positions in every coding, both with whole values and in few bits. It has PowerSGD with ranks below and above the
-/// matrix's smaller side. The layers have all element types. Some have several thousand elements, some a few, and some
-/// none.
+/// payloads of fixed lengths. QSGD has several widths and bucket sizes, and EDEN has both scales. TopK has positions in
+/// every coding, both with whole values and in few bits. PowerSGD has ranks below and above the matrix's smaller side.
+/// The layers have all element types. Some layers have several thousand elements, some a few, and some none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
     let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });

@@ -23,7 +23,7 @@ pub use members::{Member, damaged_members, members};
 pub use shards::{parts, shards};
 pub use space::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures, on_host};
 
-/// Initial content of workspaces. Results must not depend on it.
+/// Initial content of workspaces, on which results must not depend.
 const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
 /// The mean by element, exact up to the rounding of f64.
@@ -37,7 +37,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Elements per bucket, and a function from a bucket's smallest and largest value to the step of its grid.
+/// Elements per quantiser bucket, and a function that returns the step of a bucket's grid from the bucket's smallest
+/// and largest value.
 fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     let bucket = match setting {
         Setting::Qsgd(c) => c.bucket,
@@ -53,8 +54,8 @@ fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     Some((bucket, step))
 }
 
-/// For each element: the largest magnitude of its quantiser bucket on one worker, and the step of the bucket's grid.
-/// Each piece of a layer starts a new bucket.
+/// For each element on one worker: the largest magnitude in the element's quantiser bucket, and the step of the
+/// bucket's grid. Each piece of a layer starts a new bucket.
 fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: &[u64]) -> Vec<(f64, f64)> {
     let mut grid = Vec::new();
     let mut start = 0;
@@ -67,13 +68,13 @@ fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: 
     grid
 }
 
-/// Runs the case and checks properties that hold for any values. All ranks end with the same bits. The mean of the
-/// contributions is the exchanged mean. Dense layers, and TopK that keeps everything, are exact up to rounding. TopK
-/// contributes the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most one
-/// step of their grid. Without random bits and leaders the order of the ranks does not matter.
+/// Runs the case and checks properties that hold for any values. All ranks get means with the same bits. The mean of
+/// the contributions is the exchanged mean. Dense layers, and TopK that keeps everything, are exact up to rounding.
+/// TopK contributes the largest elements, and CLT-k those at the leader's positions. Errors of quantisers are at most
+/// one step of their grid. For methods without random bits and leaders, the order of the ranks does not matter.
 ///
 /// # Panics
-/// If a check fails, or a gradient is not finite.
+/// Panics if a check fails, or a gradient is not finite.
 pub fn check(case: &Case) {
     let outcomes: Vec<Outcome> = case.run().into_iter().map(|outcome| outcome.unwrap()).collect();
     for (outcome, on_device) in outcomes.iter().zip(case.run_on_devices()) {
@@ -117,7 +118,7 @@ fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
         Setting::PowerSgd(c) => c.rank as f64,
         _ => 0.0,
     };
-    // An element of a product of factors may err in proportion to the largest possible element.
+    // In a product of factors, the error of an element may be proportional to the largest possible element.
     let norms = |values: &[f32]| f64::sqrt(values.iter().map(|&x| x as f64 * x as f64).sum());
     let product: f64 = case.gradients.iter().map(|worker| rank * norms(&worker[layer])).sum();
     let magnitude = |i: usize| {
@@ -240,7 +241,8 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let mut allowed = grids.iter().map(|grid| grid[i].1).sum::<f64>() / world;
                 if case.route == Route::ScatterReduce {
                     let norm = grids.iter().map(|grid| grid[i].0 + grid[i].1).sum::<f64>() / world;
-                    // The step of the grid is proportional to the mean's norm; `quantiser.1` gives it for norm 1.
+                    // The step of the grid is proportional to the mean's norm; `quantiser.1` returns the step for norm
+                    // 1.
                     allowed += quantiser.1(-1.0, 1.0) * norm;
                 }
                 let room = grids.iter().map(|grid| grid[i].0).sum::<f64>() * 1e-6;
@@ -259,7 +261,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
 /// others [`Error::Peer`] with its rank. Then the same workers must exchange the sound case as if nothing had happened.
 ///
 /// # Panics
-/// If a check fails, or the case has no elements.
+/// Panics if a check fails, or the case has no elements.
 pub fn check_failure(case: &Case) {
     let (last, layer) = (case.gradients.len() - 1, case.layers.iter().position(|(_, s)| s.elements() > 0));
     let layer = layer.expect("a case with elements");

@@ -1,5 +1,5 @@
 //! Compares an exchange memory with the host's. Bits must be equal, except for PowerSGD's factors and their products.
-//! These must only be close, because each memory sums them in a different order.
+//! Factors and products must only be close, because each memory sums in a different order.
 
 use super::members::{Member, factor_lens, is_near};
 use super::network::{Content, Sent};
@@ -9,7 +9,7 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, F16};
 
 /// Largest distance between values, relative to the norm of all values.
 const APART: f64 = 1e-4;
-/// Like [`APART`], for values of 16 bits. They may be rounded up in one memory and down in the other.
+/// Like [`APART`], for values of 16 bits, which may be rounded up in one memory and down in the other.
 const ROUNDED: f64 = 1.0 / 256.0;
 
 /// Values of a type, as f32.
@@ -26,11 +26,11 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
     f64::sqrt(values.map(|x| f64::from(x) * f64::from(x)).sum())
 }
 
-/// Asserts that values are close to the expected ones. The bound is relative to their norm, or to the norm of `others`
-/// if that is larger, because the values contain the rounding errors of `others`.
+/// Asserts that values are close to the expected values. The bound is relative to the larger of two norms, of the
+/// expected values and of `others`, because the values contain the rounding errors of `others`.
 ///
 /// # Panics
-/// If the check fails.
+/// Panics if the check fails.
 pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dtype; 2], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let apart = norm(found.iter().zip(expected).map(|(a, b)| a - b));
@@ -43,7 +43,7 @@ pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dty
 /// compared: they include the factors, whose bits differ.
 ///
 /// # Panics
-/// If the check fails.
+/// Panics if the check fails.
 pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], reduce_dtype: Dtype, what: &str) {
     let mut sums = 0;
     for (found, expected) in found.iter().zip(expected) {
@@ -64,7 +64,7 @@ pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], r
 /// Like [`near_sent`], for contents without status and fingerprints.
 ///
 /// # Panics
-/// If the check fails.
+/// Panics if the check fails.
 pub(super) fn near_contents(
     members: &[Member],
     found: &[Content],

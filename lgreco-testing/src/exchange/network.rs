@@ -21,16 +21,16 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// The call, and the position of the first different byte, if any.
+    /// Returns the name of this collective, and the position of the first byte that differs from `other`, if any.
     pub(super) fn differs(&self, other: &Sent) -> (&'static str, Option<usize>) {
         let same = (self.call, self.bytes.len(), &self.lens) == (other.call, other.bytes.len(), &other.lens);
         let at = self.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b);
         (self.call, if same { at } else { Some(self.bytes.len()) })
     }
 
-    /// The content without fingerprints. `message` reads a gathered message, or a message for a single rank. It returns
-    /// whether the header reports success, and the payloads. A sum reports success if this rank's status record does,
-    /// and if the other ranks' records are zeros.
+    /// The content without fingerprints. `message` reads a gathered message, or a message for a single rank, and
+    /// returns whether the header reports success, and the payloads. A sum reports success if this rank's status record
+    /// reports success, and if the other ranks' records are zeros.
     pub(super) fn content(&self, place: Place, message: impl Fn(Option<u32>, &[u8]) -> (bool, Vec<u8>)) -> Content {
         let of_sum = |bytes: &[u8]| place.of_sum::<f32, 1>(bytes, |[sum]| Slip::of_sum(sum));
         let of_bf16_sum = |bytes: &[u8]| place.of_sum::<Bf16, 3>(bytes, Slip::of_bf16_sum);

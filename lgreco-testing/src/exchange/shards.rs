@@ -26,7 +26,7 @@ pub fn shards(members: &[Member], route: Route, world: u32) -> Vec<Vec<u64>> {
 /// The parts of the layers in the messages for a rank, in order, each as a separate layer.
 ///
 /// # Panics
-/// If a setting does not fit its layer.
+/// Panics if a setting does not fit its layer.
 pub fn parts(members: &[Member], route: Route, world_size: u32, owner: u32) -> Vec<Member> {
     if route != Route::Sharded {
         return members.iter().copied().filter(is_gathered).collect();

@@ -17,19 +17,18 @@ use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Shape, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
 
-/// The interface of one rank's memory of one bucket. Residuals stay in it from step to step.
+/// The interface of one rank's memory of one bucket. Residuals stay in the memory from step to step.
 pub trait Bucket {
     /// The route of payloads: [`Route::AllGather`], or [`Route::Sharded`] with [`shards`](super::shards()).
     const ROUTE: Route = Route::AllGather;
-    /// Whether it can work without residuals.
+    /// Whether the memory can work without residuals.
     const FORGETS: bool = true;
-    /// Whether it sends the same bytes as the host, with greetings before the first step. In buckets with layers under
-    /// PowerSGD, fingerprints and the status records after sums may differ, because they include the factors. A memory
-    /// that does not send the same bytes sends no greetings, and its status records have other fingerprints.
-    /// [`message`](Bucket::message) reads its messages.
+    /// Whether the memory sends the same bytes as the host, including the greeting, the first message of a new bucket.
+    /// In buckets with layers under PowerSGD, fingerprints and the status records after sums may differ, because they
+    /// include the factors. A memory that sends other bytes than the host sends no greeting, and its status records
+    /// have other fingerprints. [`message`](Bucket::message) reads its messages.
     const SENDS_AS_HOST: bool = true;
-    /// Whether all ranks fail if one rank's new residual leaves the range of f32, as they do if its gradient is not
-    /// finite. On the host, only that rank fails.
+    /// Whether all ranks fail if one rank's new residual leaves the range of f32. On the host, only that rank fails.
     const TELLS_OF_REST: bool = false;
     /// Returns whether the header of a gathered message reports success, and the payloads in the message, in the order
     /// of the layers and without gaps.
@@ -43,26 +42,26 @@ pub trait Bucket {
     }
 
     /// Converts the position of a payload byte in the host's message to the position in this memory's message. With
-    /// shards, it is the message for rank 0.
+    /// shards, both are the messages for rank 0.
     fn place_of(&self, byte: usize) -> usize {
         byte
     }
 
-    /// The text of the error that this memory reports if the host's exchange ends with `error`. Errors that it cannot
-    /// distinguish must have the same text.
+    /// The text of the error that this memory reports if the host's exchange ends with `error`. If this memory cannot
+    /// distinguish two errors, their texts must be the same.
     fn tells(error: &Error) -> String {
         format!("{error:?}")
     }
 
-    /// Whether it averages payloads whose sum leaves the range of f32, as the host does.
+    /// Whether the memory averages payloads whose sum leaves the range of f32, as the host does.
     const AVERAGES_LARGE_PAYLOADS: bool = false;
 
-    /// One exchange. It takes the gradients, as little-endian bytes of each layer's type, into the memory. It performs
-    /// the requested collectives in host memory, by `collective`. Afterwards, the means have replaced the gradients,
-    /// and the residuals are updated. A failure changes no residual.
+    /// Runs one exchange. Copies the gradients, little-endian bytes of each layer's type, into the memory. Performs the
+    /// requested collectives in host memory, by `collective`. Afterwards, the means have replaced the gradients, and
+    /// the residuals are updated. A failure changes no residual.
     ///
     /// # Errors
-    /// The errors of the exchange and of the memory's status, for which the call waits.
+    /// Returns the errors of the exchange and of the memory's status, for which the call waits.
     fn exchange(
         &mut self,
         gradients: &[Vec<u8>],
@@ -342,13 +341,13 @@ pub fn on_host(members: &[Member], feedback: bool, _: u32) -> OnHost {
     OnHost { members: members.to_vec(), means: vec![], residuals, factors }
 }
 
-/// Asserts that means, residuals and messages of several steps equal the host's bit for bit. It runs two and three
-/// ranks, with and without residuals, and with f32 sums and, if `halves`, bf16 sums. Layers under PowerSGD must agree
-/// within 1e-4 of their norm, or within 2^-8 if they have 16 bits. `open` makes a rank's bucket for a number of ranks,
-/// with zero residuals or without residuals.
+/// Asserts that means, residuals and messages of several steps equal the host's bit for bit. Runs two and three ranks,
+/// with and without residuals. Sums are f32 and, if `halves`, also bf16. Layers under PowerSGD must agree within 1e-4
+/// of their norm, or within 2^-8 if they have 16 bits. `open` makes a rank's bucket for a number of ranks, with zero
+/// residuals or without residuals.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[Member], bool, u32) -> B + Sync) {
     for (world, feedback, reduce_dtype) in [(2, true, Dtype::F32), (3, false, Dtype::F32), (3, true, Dtype::Bf16)] {
         if reduce_dtype == Dtype::Bf16 && !halves {
@@ -366,11 +365,11 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
 
 /// Asserts that failures have the same results as on the host, on all ranks, and change no residual, so that the next
 /// step succeeds. The failures are values that are not finite, values too large for the type they are sent in, sums
-/// beyond f32, and ranks that disagree. The layers are [`members`](super::members()); their types and bucket sizes may
-/// differ, and those under PowerSGD may be missing.
+/// beyond f32, and ranks that disagree. The layers are [`members`](super::members()). Their types and bucket sizes may
+/// differ, and layers under PowerSGD may be missing.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Member], bool, u32) -> B + Sync) {
     let sums = (B::ROUTE, Dtype::F32);
     let spoil = |layer: usize, element: usize, value: f32| {
@@ -423,7 +422,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     for (layer, element, value) in [(0, 4099, f32::NAN), (dense, 2, f32::INFINITY), (topk, 3000, f32::NEG_INFINITY)] {
         check(members, spoil(layer, element, value));
     }
-    // This value is too large for f16.
+    // The value 65520 is too large for f16.
     check(members, spoil(7, 1111, 65520.0));
     for agreement in [first_agreement::<B>(), Agreement::Reached] {
         check(members, disagreeing(agreement));
@@ -472,13 +471,13 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     }
 }
 
-/// Asserts that damaged messages have the same results as on the host: an error, or the same means. It changes every
-/// `stride`-th byte of the payloads' bodies, from `first` on, and of their headers. With shards it changes the messages
-/// for rank 0, so only rank 0 detects the damage. The host decodes damaged headers that describe another payload of the
-/// same length; another memory may report them.
+/// Asserts that damaged messages have the same results as on the host: an error, or the same means. Changes every
+/// `stride`-th byte of the payloads' bodies, from `first` on, and of their headers. With shards, changes the messages
+/// for rank 0, so only rank 0 detects the damage. If a damaged header describes another payload of the same length, the
+/// host decodes the payload; another memory may report the header.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_space_damage<B: Bucket>(
     members: &[Member],
     first: usize,
@@ -487,7 +486,7 @@ pub fn check_space_damage<B: Bucket>(
 ) {
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
     let sums = (B::ROUTE, Dtype::F32);
-    // With shards, these are the parts that rank 0 receives.
+    // The layers or, with shards, the parts of layers that rank 0 receives.
     let of_first = parts(members, B::ROUTE, 2, 0);
     for member in &of_first {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");
@@ -538,12 +537,12 @@ pub fn check_space_damage<B: Bucket>(
     compare::<B>(members, &found, &expected, Dtype::F32);
 }
 
-/// Asserts that an arbitrary message has the same result as on the host. `bytes` are the bits by which it differs from
-/// a valid message. A payload of another setting than the layer's may be refused. Returns whether the message was
-/// decoded. The bucket has the layers of [`damaged_members`], a single rank and no residuals.
+/// Asserts that an arbitrary message has the same result as on the host. `bytes` are the bits in which the message
+/// differs from a valid one. The memory may refuse a payload of another setting than the layer's. Returns whether the
+/// message was decoded. The bucket has the layers of [`damaged_members`], a single rank and no residuals.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_message(bytes: &[u8], bucket: &mut impl Bucket) -> bool {
     let members = damaged_members();
     let gradients = gradients(&members, 1, 0, 1.9).swap_remove(0);

@@ -1,11 +1,11 @@
 //! Turns bytes into choices, and into damage to other bytes.
 
-/// Turns bytes into choices. After the last byte, it returns zeros.
+/// Turns bytes into choices. After the last byte, all choices are 0.
 #[derive(Clone, Debug)]
 pub struct Choices<'a>(&'a [u8]);
 
 /// Numbers that often reveal errors in readers and sums: the smallest and largest integers, limits of counts, NaN,
-/// infinities, the largest and the smallest magnitudes of f32 and f64, and −0. Some words have two f32.
+/// infinities, the largest and the smallest magnitudes of f32 and f64, and −0. Some words contain two f32 numbers.
 const WORDS: [u64; 16] = [
     0,
     1,
@@ -46,7 +46,7 @@ impl<'a> Choices<'a> {
     /// One of `options`.
     ///
     /// # Panics
-    /// If `options` is empty.
+    /// Panics if `options` is empty.
     pub fn of<'b, T>(&mut self, options: &'b [T]) -> &'b T {
         &options[usize::from(self.byte()) % options.len()]
     }

@@ -18,7 +18,7 @@ pub use payloads::{Products, check_decoding, payload};
 /// all ranks must have the same result.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_resume(bytes: &[u8]) {
     let mut choices = Choices::new(bytes);
     match choices.byte() % 8 {
@@ -33,7 +33,7 @@ pub fn check_resume(bytes: &[u8]) {
 /// from before the damage is loaded, the run must continue bit for bit like a run without damage.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_peer(bytes: &[u8]) {
     let _ = peer::check(Choices::new(bytes));
 }

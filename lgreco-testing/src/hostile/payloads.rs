@@ -38,7 +38,7 @@ const SHAPES: [(usize, usize); 6] = [(12, 1), (4, 6), (1, 65), (16, 20), (3, 111
 /// A sound payload, its setting and shape.
 ///
 /// # Panics
-/// If a sound gradient cannot be encoded.
+/// Panics if a sound gradient cannot be encoded.
 pub fn payload(choices: &mut Choices<'_>) -> (Setting, Shape, Vec<u8>) {
     let (setting, &(rows, cols)) = (*choices.of(&SETTINGS), choices.of(&SHAPES));
     let shape = Shape::new(rows, cols).expect("a small matrix");
@@ -56,7 +56,7 @@ pub fn payload(choices: &mut Choices<'_>) -> (Setting, Shape, Vec<u8>) {
 /// How the backend computes PowerSGD's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// Bit for bit as the core does.
+    /// With the same bits as the core's products.
     Exact,
     /// In f32 with any rounding; subnormal numbers may be flushed to zero.
     Rounded,
@@ -66,7 +66,7 @@ pub enum Products {
 /// under [`Products::Rounded`], or the same error. Returns whether the payload was decoded.
 ///
 /// # Panics
-/// If the results differ.
+/// Panics if the results differ.
 pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Products) -> bool {
     let mut choices = Choices::new(bytes);
     let (setting, shape, mut payload) = payload(&mut choices);

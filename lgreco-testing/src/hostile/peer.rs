@@ -1,4 +1,4 @@
-//! A worker whose peers may send anything. It receives damaged copies of the messages of a run without damage.
+//! A worker whose peers may send anything. The worker receives damaged copies of the messages of a run without damage.
 
 use super::Choices;
 use super::runs::{Gradients, check_saves, configs, model};
@@ -21,7 +21,7 @@ enum Call {
 /// A collective, and the bytes it returned.
 type Heard = (Call, Vec<u8>);
 
-/// A step of a sound run, as one rank saw it.
+/// A step of a run without damage, as seen by one rank.
 struct Step {
     /// The saved controller before the step.
     saved: Vec<u8>,
@@ -30,7 +30,7 @@ struct Step {
     means: Vec<u32>,
 }
 
-/// A sound run, as one rank saw it.
+/// A run without damage, as seen by one rank.
 struct Run {
     config: Config,
     rank: u32,
@@ -38,10 +38,10 @@ struct Run {
     steps: Vec<Step>,
 }
 
-/// Steps of a run: warm-up, a decision, two steps under it, and another decision.
+/// Steps of a run: warm-up, a decision, two steps under its plan, and another decision.
 const STEPS: u32 = 5;
 
-/// Runs of two and three workers, as each rank saw them. The measuring rank is the first or the last one.
+/// Runs of two and three workers, as seen by each rank. The measuring rank is the first or the last rank.
 fn runs() -> &'static [Run] {
     static RUNS: OnceLock<Vec<Run>> = OnceLock::new();
     RUNS.get_or_init(|| {
@@ -130,8 +130,8 @@ impl Collective for Recorder {
     }
 }
 
-/// Plays back what a rank received, and damages it as the choices say. After a call that differs from the recorded one,
-/// the peers send the same as this rank.
+/// Replays the messages that a rank received, with damage that the choices select. After a call that differs from the
+/// recorded call, the peers send the same as this rank.
 struct Peers<'a, 'b> {
     rank: u32,
     world: u32,
@@ -140,8 +140,8 @@ struct Peers<'a, 'b> {
 }
 
 impl Peers<'_, '_> {
-    /// Fills `bytes` with the recorded reply, if the call matches the recorded one. Then the choices may damage it. The
-    /// range `own` belongs to this rank and stays unchanged.
+    /// Fills `bytes` with the recorded reply, if the call matches the recorded call. Then the choices may damage
+    /// `bytes`, but not the range `own`, which belongs to this rank.
     fn hear(&mut self, call: Call, bytes: &mut [u8], own: Range<usize>) {
         let kept = bytes[own.clone()].to_vec();
         match self.heard.next() {

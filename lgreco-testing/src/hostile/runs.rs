@@ -1,4 +1,4 @@
-//! Small runs without damage. Other modules damage their states and messages.
+//! Small runs without damage, whose states and messages other modules damage.
 
 use crate::controller::{SETTINGS, sharded};
 use lgreco_train::controller::{Accordion, Config, Controller, Feedback, Policy, Report, Tensor};
@@ -90,7 +90,7 @@ impl Gradients {
         weight.iter().copied().chain(half.iter().map(|x| x.to_f32())).chain(bias.iter().copied()).collect()
     }
 
-    /// The values' bits. Asserts that they are finite.
+    /// Returns the bits of the means. Asserts that the means are finite.
     pub(super) fn bits(&self) -> Vec<u32> {
         let values = self.values();
         assert!(values.iter().all(|x| x.is_finite()), "means that are not finite come back as good: {values:?}");

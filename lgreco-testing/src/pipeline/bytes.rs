@@ -11,7 +11,7 @@ use lgreco_train::feedback::Residual;
 /// must be refused.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_message(bytes: &[u8]) {
     let Ok(Message { header, .. }) = Message::parse(bytes) else { return };
     assert!(Message::parse(&bytes[..bytes.len() - 1]).is_err());
@@ -45,7 +45,7 @@ pub fn check_message(bytes: &[u8]) {
 /// refused, or restore an end that saves to the same bytes.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_saved(bytes: &[u8]) {
     check_ends(bytes);
     let mut sealed = bytes.to_vec();
@@ -76,7 +76,7 @@ fn check_ends(bytes: &[u8]) {
 /// Checks arbitrary bytes as a message and as saved ends.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn check_bytes(bytes: &[u8]) {
     check_message(bytes);
     check_saved(bytes);

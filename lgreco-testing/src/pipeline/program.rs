@@ -5,7 +5,7 @@ use lgreco_pipeline::Error;
 use lgreco_pipeline::{Codec, CutSetting, Direction, Evaluation, Link, LinkMemory, Sent};
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values};
 
-/// Turns bytes into choices. After the last byte, it returns zeros.
+/// Turns bytes into choices. After the last byte, all choices are 0.
 struct Choices<'a>(core::slice::Iter<'a, u8>);
 
 impl Choices<'_> {
@@ -18,7 +18,7 @@ impl Choices<'_> {
     }
 }
 
-/// A setting that the choices select. The ends often refuse it.
+/// A setting that the choices select. The ends of a cut often refuse such a setting.
 fn setting(choices: &mut Choices<'_>) -> CutSetting {
     let (batch, features) = (1 + choices.next() as u32 % 4, 1 + choices.next() as u32 % 9);
     let mut memories = vec![LinkMemory::None];
@@ -79,7 +79,7 @@ const LONGEST: usize = 400;
 /// damaged.
 ///
 /// # Panics
-/// If the ends diverge, if a call changes a state that it must not change, or if a repetition gives other bytes.
+/// Panics if the ends diverge, if a call changes a state that it must not change, or if a repetition gives other bytes.
 pub fn check_program(bytes: &[u8]) {
     let mut choices = Choices(bytes[..bytes.len().min(LONGEST)].iter());
     let setting = setting(&mut choices);

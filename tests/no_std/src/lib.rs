@@ -26,7 +26,7 @@ pub const EXPECTED: [(&str, u64); 10] = [
 /// Computes the digests, in the order of [`EXPECTED`].
 ///
 /// # Errors
-/// The first error of any call that must succeed.
+/// Returns the first error of any call that must succeed.
 pub fn run() -> Result<[u64; EXPECTED.len()], Error> {
     Ok([
         planner::within_errors()?,
