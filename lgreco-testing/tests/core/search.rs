@@ -58,7 +58,7 @@ fn what_comes_to_the_same_is_offered_once() {
     let model = [Layer::new("thin", &[1024, 3], Values::F32(&values)).unwrap()];
     let ranks = Range { first: 1.0, last: 8.0, step: 1.0 };
     let measured = measure(Search::new(Method::PowerSgd).with_range(ranks).unwrap(), &model);
-    // Rank 3 would send more numbers than the tensor has. The default rank 4 is the same as rank 3 here.
+    // Rank 3 would send more numbers than the tensor has. The default, rank 4, is reduced to 3, the number of columns.
     assert_eq!(labels(&measured, 0), ["powersgd 1", "powersgd 2", "dense"]);
     assert_eq!((measured.defaults[0], measured.setting(0, 2).unwrap()), (2, Setting::Dense));
     let dense = measured.table.view().layer(0)[2];
@@ -138,8 +138,8 @@ struct Expected {
     sizes: &'static [u64],
 }
 
-/// A backend for tests. Its errors count down to 1, or it fails if `failure` is set. It records the settings and the
-/// stream of each job.
+/// A backend for tests. The measured errors count down to 1, or measuring fails if `failure` is set. The backend
+/// records the settings and the stream of each job.
 #[derive(Default)]
 struct Scripted {
     asked: Vec<(Vec<Setting>, Stream)>,
@@ -205,7 +205,7 @@ fn expectations() -> Vec<(Search, Expected)> {
                 labels: &["powersgd 3", "powersgd 4", "powersgd 5"],
                 default: 1,
                 settings: [3, 4, 5].map(low_rank).to_vec(),
-                // Each rank takes 40 + 64 numbers.
+                // PowerSGD sends 40 + 64 numbers per rank.
                 sizes: &[16 + 3 * 416, 16 + 4 * 416, 16 + 5 * 416],
             },
         ),

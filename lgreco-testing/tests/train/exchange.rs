@@ -75,7 +75,7 @@ fn sidco(density: f64, stages: u32) -> Setting {
 
 const LOW_RANK: Setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
 
-/// A bucket with many kinds of settings. It has empty layers, layers smaller than a piece, and layers that are cut.
+/// A bucket with many kinds of settings, with empty layers, layers smaller than a piece, and layers that are cut.
 fn hybrid() -> Vec<(Setting, Shape)> {
     vec![
         (Setting::Dense, shape(7, 1)),
@@ -268,7 +268,8 @@ fn the_error_of_the_mean_falls_with_the_number_of_workers() {
             let world = world as f64;
             let one = expected[0] / world;
             match route {
-                // The sum of two errors: that of all pieces except the owner's, and that of the second compression.
+                // The expected error is the sum of two errors: the error of all pieces except the owner's, and the
+                // error of compressing the mean.
                 Route::ScatterReduce => {
                     let two = one * (world - 1.0) / world + expected[0];
                     assert!(squared > 0.6 * two && squared < 1.2 * two, "{world}: {squared} {two}");
@@ -330,7 +331,8 @@ fn powersgd_projects_the_mean() {
     }
 }
 
-/// Contributions that cancel do not affect the mean, and the warm start finds the largest direction.
+/// Contributions of opposite sign cancel in the mean. The warm start converges to the mean's largest singular
+/// direction.
 #[test]
 fn powersgd_warm_start_converges_to_the_best_approximation_of_the_mean() {
     let (rows, cols) = (6, 5);

@@ -127,8 +127,8 @@ struct Method {
     method: String,
 }
 
-/// Decoded values must be equal bit for bit. Only PowerSGD's may differ, by 1e-5 of the largest value, because its sums
-/// may be in any order.
+/// Decoded values must be equal bit for bit. Only PowerSGD's values may differ, by 1e-5 of the largest value, because
+/// PowerSGD's sums may be in any order.
 #[test]
 fn payloads_are_read_as_they_always_were() {
     let mut methods = BTreeSet::new();

@@ -255,7 +255,7 @@ fn one_may_leave_and_another_join() {
         });
         (rank.outer.save().unwrap(), rank.residuals(), rank.parameters)
     });
-    // Rank 2 leaves. Either rank 0 takes over its residuals, or nobody does.
+    // Rank 2 leaves. Either rank 0 takes over rank 2's residuals, or no rank does.
     for handed_on in [true, false] {
         let residuals = threads::run(2, |mut worker| {
             let mut rank = Rank::new(outer, told.clone(), &mut worker);

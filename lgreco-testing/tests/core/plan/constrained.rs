@@ -6,7 +6,7 @@ use lgreco::{Error, plan::exact::Limits};
 use lgreco_testing::oracle::exhaustive_among;
 use proptest::prelude::*;
 
-/// A small table with groups and fixed options. There may be no plan that satisfies them. Options have one of four
+/// A small table with groups and fixed options. Possibly no plan satisfies these constraints. Options have one of four
 /// labels, sometimes repeated.
 #[derive(Clone, Debug)]
 struct Case {
@@ -36,7 +36,7 @@ impl Case {
         constraints
     }
 
-    /// Whether a plan keeps the constraints. `NamedTable::merged` merges groups, but this function compares their
+    /// Whether a plan keeps the constraints. `NamedTable::merged` merges groups, but this function compares a group's
     /// layers one by one.
     fn allows(&self, plan: &[u32]) -> bool {
         let label = |layer: usize| {

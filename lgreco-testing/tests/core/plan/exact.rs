@@ -91,7 +91,7 @@ fn a_best_plan_larger_than_all_that_is_left_is_not_proved() {
     }
 }
 
-/// The budget is the largest f64. Only the sum of the errors exceeds it.
+/// The budget is the largest f64. Only the sum of the errors exceeds this budget.
 #[test]
 fn sums_beyond_the_largest_number_are_no_plans() {
     let half = f64::MAX / 2.0;
@@ -207,7 +207,8 @@ fn of_equal_sizes_the_smaller_error_then_the_lower_index() {
     assert_eq!(plan, [2]);
 }
 
-/// The errors are too small to differ in the solver's units. The plan must still be good, and the bound correct.
+/// The errors are too small to differ in the solver's units. The solver must still find a good plan, and a correct
+/// lower bound.
 #[test]
 fn errors_below_the_resolution_are_rounded_both_ways() {
     let rows = [[(1 << 50, 1e-54), (363, 1e-38)].to_vec(), [(65, 0.01), (1, 0.1)].to_vec()];

@@ -104,14 +104,14 @@ fn points_of_a_large_table_are_verified_and_say_whether_they_are_proved() {
     }
     let found = points(&frontier);
     assert!(found.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1), "{found:?}");
-    // Without states, the solver does not prove hard points, and does not report them as proven.
+    // Without search states, the solver cannot prove hard points, and does not report them as proven.
     let rough = merged.frontier(9, Limits { states: 0 }).unwrap();
     let proven = |frontier: &Frontier| frontier.points.iter().filter(|point| point.proven()).count();
     assert!(proven(&rough) < rough.points.len() && proven(&rough) <= proven(&frontier));
 }
 
-/// A plan without a proof may be left out, because another plan beats it. Then all points are proved, but some may be
-/// missing. So the frontier must not be reported as proven.
+/// The frontier may leave out an unproven plan, because another plan beats it. Then all points are proven, but some
+/// points may be missing. So the frontier must not be reported as proven.
 #[test]
 fn a_plan_without_proof_that_another_one_beats_is_told() {
     let mut found = 0;

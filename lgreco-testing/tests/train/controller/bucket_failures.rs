@@ -5,8 +5,8 @@ use super::*;
 use lgreco_testing::controller::sharded;
 use lgreco_train::exchange::Route;
 
-/// If a gradient is not finite, its bucket becomes NaN on every rank, or zeros if the step is skipped. The other buckets are
-/// exchanged. The residual of the broken bucket stays the same.
+/// If a gradient is not finite, its bucket becomes NaN on every rank, or zeros if the step is skipped. The step's other
+/// buckets are exchanged. The residuals of the failed bucket stay the same.
 #[test]
 fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
     for policy in [NonFinite::Skip, NonFinite::PassThrough, NonFinite::Error] {
@@ -77,8 +77,8 @@ fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
     assert_eq!(results[1], [fine, fine, fine, told, fine]);
 }
 
-/// A rank whose trainer has failed reports the failure in a bucket, which may be new. No rank waits for the failed
-/// rank, and residuals stay the same.
+/// A rank whose trainer has failed reports the failure in a new or a known bucket. No rank waits for the failed rank,
+/// and residuals stay the same.
 #[test]
 fn a_rank_without_gradients_tells_all() {
     const NONE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
@@ -129,8 +129,8 @@ fn a_rank_without_gradients_tells_all() {
     }
 }
 
-/// One rank closes a bucket after its last collective, without the means. The other rank has the means, and gets the
-/// error in the next step. The closed bucket may be new.
+/// One rank closes a bucket after its last collective, without taking the means. The other rank has the means, and gets
+/// an error in the next step. Both new and known buckets are tested.
 #[test]
 fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     for is_new in [true, false] {
@@ -265,7 +265,7 @@ fn a_gradient_of_another_length_is_told_to_all() {
     assert_eq!(results[1], Err(Error::Peer { rank: 0, code: 100 }));
 }
 
-/// If ranks put different layers into a bucket, all get an error, and no rank waits.
+/// If ranks put different layers into a bucket, all ranks get an error, and no rank waits.
 #[test]
 fn buckets_that_differ_are_told() {
     let results = threads::run(2, |mut worker| {
@@ -320,7 +320,7 @@ fn calls_out_of_order_are_refused() {
     let lost = controller.open(&[2]).unwrap();
     drop(lost);
     assert_eq!(controller.finish_step().err(), Some(Error::InFlight { layer: 2 }));
-    // A loaded state restores the layers that the lost bucket had taken.
+    // Loading a state restores the layers of the dropped bucket.
     let sound =
         Controller::new(config(Method::TopK, Policy::Uniform), model(), worker.rank(), worker.world_size()).unwrap();
     controller.load(&[&sound.save().unwrap()], &[]).unwrap();

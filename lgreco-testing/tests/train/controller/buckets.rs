@@ -94,7 +94,7 @@ fn buckets_under_way_together_end_as_the_blocking_step_does() {
     }
 }
 
-/// Like the test above, but each bucket has its own thread and its own group of workers.
+/// All bits equal those of the blocking step, although each bucket has its own thread and its own group of workers.
 #[test]
 fn buckets_may_be_on_any_thread() {
     let groups: Vec<_> = (0..3).map(|_| ThreadCollective::group(2)).collect();
@@ -175,7 +175,8 @@ fn collectives_in_steady_state() {
     }
 }
 
-/// Compares with the memory of one worker. Residuals of 16-bit layers are f32, and their means have 16 bits.
+/// Compares a single worker's buckets with error-feedback memories. Residuals of 16-bit layers are f32, and the layers'
+/// means have 16 bits.
 #[test]
 fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
     use lgreco_train::compress::Compressor;
@@ -303,7 +304,7 @@ fn buckets_go_back_to_where_they_came_from() {
     controller.close(bucket).unwrap();
     refused(controller.open(&[0]).map(drop));
     controller.finish_step().unwrap();
-    // Loading has restored the layers that the lost buckets had taken.
+    // Loading has restored the layers of the dropped buckets.
     assert_eq!(controller.load(&[&controller.save().unwrap()], &[]).map(|loaded| loaded.missing.len()), Ok(0));
     for _ in 0..4 {
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();

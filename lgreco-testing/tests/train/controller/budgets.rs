@@ -38,7 +38,7 @@ fn a_size_is_kept_with_the_least_error_of_the_same_table() {
                 let config = Config { budget: Budget::Bits(bits), alpha: 7.0, ..config.clone() };
                 decide(&config)
             };
-            // This decision has no reference plan as an alternative, so its plan may be worse.
+            // Under an absolute limit, the solver has no reference plan as an alternative, so the plan may be worse.
             let worse = |a: &Summary, b: &Summary| a.error >= b.error && a.limit() == b.limit();
             assert!(worse(&absolute.plan.unwrap(), &plan) && again.len() == 3);
         }
@@ -73,7 +73,7 @@ fn k_means_keeps_a_size_too() {
     assert_eq!((decision.plan, settings), (plan, expected));
 }
 
-/// With a budget of size, Accordion's levels define the size limit instead of the error budget.
+/// Under `Budget::Size`, Accordion's levels define the size limit instead of the error budget.
 #[test]
 fn accordions_levels_are_the_size() {
     let accordion = Some(Accordion::new(8.0, 3.0));
@@ -94,7 +94,7 @@ fn before_anything_is_measured_seconds_decide_nothing() {
         (config.objective, config.budget) = (Objective::MeasuredSeconds, Budget::Seconds(1.0));
         config.clock = Some(|| 0.0);
         let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
-        // The caller says that it records seconds itself, but records none.
+        // The caller announces that it records the seconds, but records none.
         controller.external().meter_elsewhere(true).unwrap();
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         (*controller.decision().unwrap(), settings(&controller))

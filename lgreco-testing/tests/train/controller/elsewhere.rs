@@ -34,7 +34,8 @@ fn step_in_a_bucket(
     controller.finish_step().unwrap().outcome
 }
 
-/// In the last step of a window, rank 1's gradient is not finite. Rank 0 does not know this before the end of the step.
+/// In the last step of a window, rank 1's gradient is not finite. Rank 0 learns of the failure only at the end of the
+/// step.
 #[test]
 fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
     for lead in [0, 1] {

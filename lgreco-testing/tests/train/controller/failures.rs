@@ -123,8 +123,8 @@ fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
     assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: overflow.code() }), Ok(())]);
 }
 
-/// A residual does not fit its 16-bit format. The rank finds that after the exchange, and reports it in the next
-/// step.
+/// A residual does not fit its 16-bit format. The rank detects this overflow after the exchange, and reports the error
+/// in the next step.
 #[test]
 fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
     let results = threads::run(2, |mut worker| {

@@ -8,7 +8,7 @@ fn halved(policy: Policy) -> Config {
     config
 }
 
-/// Sizes and byte counts are right for bf16. The rounding errors of the factors stay in the residuals.
+/// Planned sizes and reported bytes agree with sums in bf16. The rounding errors of the factors stay in the residuals.
 #[test]
 fn factors_and_uncompressed_layers_take_half_the_bytes() {
     let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });

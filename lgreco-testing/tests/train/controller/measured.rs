@@ -4,7 +4,7 @@ use super::simulated::*;
 use super::*;
 use lgreco_train::plan::Limit;
 
-/// Whether all cases are to be tested.
+/// Whether all cases are tested, not only a few.
 fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
@@ -18,8 +18,8 @@ fn last(log: &[(f64, usize)]) -> (f64, usize) {
     log[log.len() - 1]
 }
 
-/// Expects the last of `steps` steps to take at most 1.1 times as long as the better of two fixed settings on the same
-/// links.
+/// Asserts that the last of `steps` steps takes at most 1.1 times as long as with the better of two fixed settings:
+/// uncompressed, or the default.
 fn expect_the_best(world: &World, steps: u64) -> (f64, usize) {
     let (log, decision) = world.run(steps);
     let of = |setting| last(&world.fixed(setting).run(steps).0).0;
@@ -159,7 +159,8 @@ fn several_methods_are_within_a_tenth_of_the_best_at_every_rate() {
 #[test]
 fn one_wrong_probe_is_not_believed_for_ever() {
     for wrong in [1e11, 1e5] {
-        // The probe of step 2 belongs to the first decision, before step 3, and the probe of step 12 to a later one.
+        // The probe of step 2 belongs to the first decision, before step 3, and the probe of step 12 to a later
+        // decision.
         for at in [2, 12] {
             let world = World::new(Method::Qsgd, move |_, step| if step == at { wrong } else { 1.25e8 });
             expect_the_best(&world, at + 3 * 5 + 2);

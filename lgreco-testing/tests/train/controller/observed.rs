@@ -8,12 +8,12 @@ use lgreco_train::gradient::{Bf16, Element, Values, with_elements};
 use lgreco_train::plan::Solver;
 use lgreco_train::search::OfferedRow;
 
-/// A simulated device. For each layer, it keeps the mean of the gradients in the window in f32, and measures it like
+/// A simulated device. For each layer, the device keeps the window's mean gradient in f32, and measures this mean like
 /// the host.
 struct Device {
     tensors: Vec<Tensor>,
     means: Vec<Vec<f32>>,
-    /// The error that it returns instead of measuring.
+    /// The error that the device returns instead of measuring.
     failing: Option<CoreError>,
     rows: usize,
 }

@@ -29,7 +29,7 @@ fn a_plan_file_is_trained_with() {
     for method in [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid] {
         let (measured, plan, file) = planned(method);
         let chosen = |layer: usize| measured.setting(layer, plan.options()[layer] as usize).unwrap();
-        // The table has fc2, then fc1.
+        // In the table, the layer fc2 comes before the layer fc1.
         let expected = vec![chosen(1), Setting::Dense, chosen(0)];
         assert!(expected[0] != Setting::Dense && expected[2] != Setting::Dense, "{method:?}");
         let bias = 4 * 24;

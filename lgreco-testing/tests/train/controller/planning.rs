@@ -112,7 +112,8 @@ fn all_ranks_ask_for_a_decision_or_none() {
     });
 }
 
-/// Tasks may be run on other threads, dropped or never taken. Results and saved states have the same bits.
+/// Tasks may be run on other threads, dropped or never taken. In all these cases, results and saved states have the
+/// same bits.
 #[test]
 fn who_runs_a_task_changes_nothing() {
     let accordion = Accordion::new(6.0, 2.0);
@@ -168,8 +169,8 @@ fn nobody_waits_for_a_late_plan() {
             let expected = match at {
                 0..6 => vec![Setting::Dense; 3],
                 6..9 => l_greco(Method::TopK, 0, &[0, 1]).1,
-                // The window has steps 5 and 6. Step 5 is not used, because it had the settings from before the late
-                // decision.
+                // The window has steps 5 and 6. Step 5 is left out of the mean, because the late decision had not yet
+                // changed its settings.
                 _ => l_greco(Method::TopK, 0, &[6]).1,
             };
             assert_eq!(settings(&controller), expected, "step {at}");
@@ -188,7 +189,7 @@ fn nobody_waits_for_a_late_plan() {
     });
 }
 
-/// If a result is handed in after the measuring rank has answered "not yet", the next step uses it.
+/// If a result is handed in after the measuring rank has answered "not yet", the next step uses the result.
 #[test]
 fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
     on_all(2, |mut worker| {
@@ -240,8 +241,8 @@ fn a_plan_that_fails_elsewhere_is_an_error_on_every_rank() {
     assert_eq!(results[1..], [Error::Peer { rank: 0, code: 26 }; 2]);
 }
 
-/// A state is saved while a task is running. A controller that loads it decides from the same gradients, and does not
-/// wait for the old task.
+/// A state is saved while a task is running. A controller that loads this state decides from the same gradients, and
+/// does not wait for the old task.
 #[test]
 fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
     on_all(2, |mut worker| {
@@ -252,8 +253,8 @@ fn a_run_that_was_stopped_while_planning_continues_bit_for_bit() {
         for stop in 0..11 {
             let mut controller = new(&config, &worker);
             let mut tasks = vec![];
-            // Steps 4 and 9 would wait for a task that has not been handed in. So the first task is run if the stop
-            // is after step 4.
+            // Steps 4 and 9 wait for a task whose result has not been handed in. So the first task is run if the run
+            // stops after step 4.
             if stop > 9 {
                 continue;
             }

@@ -39,9 +39,9 @@ fn legacy_goes_by_size_and_phase() {
     assert_eq!(seen[2..], [8, 11, 14].map(|step| steps(step, 24, 40)));
 }
 
-/// The densities are a half, a quarter and an eighth, the search's default, at steps 2, 5 and 8. Under uniform settings
-/// there are no later decisions. L-GreCo's budget is the error of the current density. Its plans are never larger than
-/// uniform settings of this density.
+/// The density is 1/2 at step 2, 1/4 at step 5, and 1/8, the search's default, at step 8. Under uniform settings, there
+/// are no decisions after step 8. L-GreCo's budget is the error of the current density. L-GreCo's plans are never
+/// larger than uniform settings of this density.
 #[test]
 fn a_ramp_up_ends_at_the_default() {
     for policy in [Policy::Uniform, LGRECO] {
@@ -125,7 +125,8 @@ fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
     }
 }
 
-/// L-GreCo's budget is the error of Accordion's levels. Its plans are never larger than these levels.
+/// L-GreCo's budget is the error of Accordion's levels. Plans within this budget are never larger than Accordion's
+/// levels.
 #[test]
 fn accordions_levels_are_the_budget() {
     let sizes = on_all(2, |mut worker| {
@@ -144,7 +145,7 @@ fn accordions_levels_are_the_budget() {
         }
         seen
     });
-    // These are the sizes of all layers at rank 8, and then at rank 3.
+    // The expected sizes are those of all layers at rank 8, and in the last decision at rank 3.
     let size = |rank: u64| 8 * (2 * 16 + 4 * rank * (16 + 24) + 4 * rank * (20 + 16));
     assert_eq!(sizes, [size(8), size(8), size(8), size(3)]);
 }

@@ -7,7 +7,8 @@ use lgreco_train::feedback::Storage;
 use lgreco_train::plan::{Solver, exact::Limits};
 use lgreco_train::search::{Metric, Range};
 
-/// The results of three ranks at their first step, blocking or in buckets. `change` changes the last rank's options.
+/// The results of three ranks at their first step, which is blocking or in buckets. `change` changes the last rank's
+/// options.
 fn first_step(blocking: bool, base: &Config, change: impl Fn(&mut Config) + Sync) -> Vec<Result<(), Error>> {
     threads::run(3, |mut worker| {
         let mut config = base.clone();
@@ -22,7 +23,7 @@ fn first_step(blocking: bool, base: &Config, change: impl Fn(&mut Config) + Sync
     })
 }
 
-/// The first step also names differing options that only the measuring rank uses.
+/// The first step's error names any option that differs, even an option that only the measuring rank uses.
 #[test]
 fn the_first_step_names_every_option_that_differs() {
     type Change = fn(&mut Config);
@@ -228,7 +229,7 @@ fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
         }
         let failed = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
         let named = bucket_step(&mut controller, &mut worker, 0.1).map(drop);
-        // With the same settings, the ranks continue, and switch.
+        // After all ranks have been given the same settings, they continue, and switch.
         controller.planning().set_settings(vec![top(4); 3]).unwrap();
         (0..2).for_each(|_| assert!(bucket_step(&mut controller, &mut worker, 0.1).is_ok()));
         assert_eq!(settings(&controller), [top(4); 3]);
@@ -243,8 +244,8 @@ fn settings_that_one_rank_alone_is_given_are_an_error_on_all() {
     }
 }
 
-/// In buckets, given settings are used one step later. The buckets of the previous step show all ranks that every rank
-/// has been given them.
+/// In buckets, settings that the caller gives are used one step later. The buckets of the previous step show all ranks
+/// that every rank has been given the settings.
 #[test]
 fn given_settings_come_a_step_later_in_buckets() {
     on_all(2, |mut worker| {
@@ -421,7 +422,7 @@ fn with_other_state(config: &Config, steps: u64, place: usize, change: impl Fn(f
 #[test]
 fn highest_learning_rates_that_differ_are_named() {
     let config = config(Method::TopK, Policy::Accordion(Accordion::new(0.2, 0.1)));
-    // The word has the same index in all states.
+    // In every state, the highest learning rate is the word with index 7.
     let results = with_other_state(&config, 4, 7, |rate| {
         assert_eq!(rate, 0.3);
         0.4
@@ -451,8 +452,8 @@ fn decisions_that_differ_are_named() {
     }
 }
 
-/// If ranks differ in who measures seconds, only one rank would take part in a probe. So all ranks get an error before
-/// the probe.
+/// On one rank, the caller measures seconds instead of the controller. Then only one rank would take part in a probe,
+/// so all ranks get an error before the probe.
 #[test]
 fn ranks_that_differ_in_who_measures_seconds_are_told_before_a_probe() {
     let results = threads::run(2, |mut worker| {

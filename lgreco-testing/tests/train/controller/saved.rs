@@ -41,7 +41,7 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
     }
 }
 
-/// The schedule of the controller that loads applies, not that of the run that was saved.
+/// After loading, the schedule of the loading controller applies, not the schedule of the saved run.
 #[test]
 fn a_run_continues_with_the_present_schedule() {
     let planned = |saved: Schedule, present: Schedule, stop: usize| {
@@ -119,7 +119,8 @@ fn the_mean_residual_survives_fewer_and_more_workers() {
     }
 }
 
-/// Measured gradients have shown that this setting suits its feedback. New ranks have no such gradients.
+/// Gradients measured in the saved run have shown that error feedback converges under this setting. New ranks take over
+/// the setting without such measurements.
 #[test]
 fn new_ranks_without_residuals_have_the_settings_of_the_others() {
     let coarse = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
@@ -163,7 +164,7 @@ fn layers_are_found_by_name() {
     assert_eq!(loaded.misshaped, ["fc1"]);
     assert_eq!(residual(&other, 0), kept);
     assert_eq!((other.steps(), other.metrics(1).uncompressed), (5, Some(Uncompressed::WarmUp)));
-    // The decision comes as soon as there is a gradient to decide by.
+    // The decision comes one step later, when the first step's gradient has been measured.
     let mut values: Vec<Vec<f32>> = layers.iter().map(|t| noise(9, 0, 5, t.shape().elements())).collect();
     assert!(!other.step(&mut worker, &mut views(&mut values), 1.0).unwrap().switched);
     assert!(other.step(&mut worker, &mut views(&mut values), 1.0).unwrap().switched);
@@ -192,8 +193,8 @@ fn states_of_different_steps_or_worlds_are_not_mixed() {
     assert!(fresh.save().unwrap() == early, "a refusal changed the controller");
 }
 
-/// A rank that has died is replaced by its last saved state. The residual in that state is not lost. Later changes of the
-/// residual are lost, which is reported.
+/// A rank that has died is replaced by its last saved state. The residual in that state is not lost. Later changes of
+/// the residual are lost, and the controller reports this loss.
 #[test]
 fn residuals_of_before_are_taken_over() {
     let saved = threads::run(2, |mut worker| {
@@ -344,8 +345,8 @@ fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
     assert_eq!(after(Feedback::always(Residual::CLASSIC), &worker), Setting::Dense);
 }
 
-/// A run continues with a longer warm-up. The decision that was due still happens. The next one waits for the end of the
-/// warm-up.
+/// A run continues with a longer warm-up. The decision that was due still happens. The next decision waits for the end
+/// of the warm-up.
 #[test]
 fn a_longer_warm_up_is_kept_when_continuing() {
     let mut worker = ThreadCollective::group(1).remove(0);

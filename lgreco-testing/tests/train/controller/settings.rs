@@ -114,7 +114,7 @@ fn ranks_that_are_given_different_settings_are_told() {
                 keep => controller.planning().set_settings(vec![top(keep), Setting::Dense, top(7)]).unwrap(),
             }
             let failed = take_step(&mut controller, &mut worker, 1.0, 0.1).map(drop);
-            // With the same settings, the ranks continue.
+            // After all ranks have been given the same settings, they continue.
             controller.planning().set_settings(vec![top(4); 3]).unwrap();
             assert!(take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap().0.switched);
             assert_eq!(settings(&controller), [top(4); 3]);
@@ -149,8 +149,8 @@ fn settings_that_cannot_be_given_are_refused() {
     assert!(matches!(controller.planning().set_settings(vec![top(1); 3]), Err(Error::StepOrder { .. })));
 }
 
-/// Settings that are given during the warm-up are used from its end on. A task for the old settings cannot be handed
-/// in.
+/// Settings that the caller gives during the warm-up are used from the end of the warm-up on. The result of a task for
+/// the old settings cannot be handed in.
 #[test]
 fn settings_given_before_the_first_decision_wait_for_it() {
     on_all(2, |mut worker| {

@@ -1,4 +1,4 @@
-//! Tests of overflows in the shard of one rank, and of shards under whole payloads.
+//! Tests of overflows in the shard of one rank, and of shards with payloads that cannot be cut.
 
 use super::*;
 use lgreco_testing::controller::sharded;
@@ -30,7 +30,8 @@ fn values(rank: u32, large: Option<usize>) -> Vec<Vec<f32>> {
     values
 }
 
-/// A rank whose shard overflows fails alone. The next bucket reports the error to the others, and the step after that works.
+/// A rank whose shard overflows fails alone. The next bucket reports the error to the other ranks, and the following
+/// step works.
 #[test]
 fn an_overflow_in_one_shard_reaches_all_ranks() {
     on_all(2, |mut worker| {
@@ -48,7 +49,7 @@ fn an_overflow_in_one_shard_reaches_all_ranks() {
     });
 }
 
-/// Like the test above, in a bucket that ranks have not exchanged before. Afterwards the bucket is known to all ranks.
+/// A shard overflows in a bucket that ranks have not exchanged before. Afterwards the bucket is known to all ranks.
 #[test]
 fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
     on_all(2, |mut worker| {
@@ -103,7 +104,7 @@ fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Ou
     })
 }
 
-/// The rank with the shard fails alone. The next bucket or the next agreement reports the error to the others.
+/// The rank whose shard overflows fails alone. The next bucket or the next agreement reports the error to the others.
 #[test]
 fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
     let error = Error::OfLayer { layer: 0, error: CoreError::ElementOverflow { index: 3, value: 99968.0 } };
@@ -206,7 +207,7 @@ fn with_whole_payloads(route: Route, feedback: Feedback) -> Vec<Run> {
 }
 
 const LENS: [usize; 4] = [70, 45, 7, 44];
-/// Ends of shards, which are not aligned with bins. Some shards are empty.
+/// Ends of shards, which are not aligned with AdaComp's bins. Some shards are empty.
 const ENDS: [[u64; 3]; 4] = [[0, 33, 70], [45, 45, 45], [3, 3, 7], [1, 43, 44]];
 
 fn uneven(route: Route) -> Vec<Tensor> {

@@ -6,7 +6,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 std::thread_local! {
-    /// `NOW` is this rank's time. After the next reading of the clock, it advances by `NEXT`, the seconds of computing.
+    /// `NOW` is this rank's time in seconds. `NEXT` is the duration of a computation, which is added to `NOW` after the
+    /// next reading of the clock.
     pub(super) static NOW: Cell<f64> = const { Cell::new(0.0) };
     static NEXT: Cell<f64> = const { Cell::new(0.0) };
 }
@@ -17,7 +18,7 @@ pub(super) fn clock() -> f64 {
     now
 }
 
-/// Bytes that each of two workers sends.
+/// Bytes that each of two workers sends for a request.
 fn wire_bytes(request: &Request<'_>) -> f64 {
     let bytes = match request {
         Request::AllReduceSum { values } => 2 * size_of_val(&**values),
@@ -49,8 +50,8 @@ pub(super) struct World {
     pub(super) burst: f64,
     /// Largest random delay of a collective, in seconds.
     pub(super) jitter: f64,
-    /// Fraction of a collective's time that rank 0 waits. Rank 0 may receive its bytes before all of its own bytes are
-    /// sent.
+    /// Rank 0 waits for only this fraction of a collective's time, because it may receive all bytes before it has sent
+    /// all bytes.
     pub(super) first: f64,
     /// Whether the test records the seconds, instead of the controller.
     pub(super) elsewhere: bool,

@@ -3,7 +3,8 @@ use lgreco_testing::controller::{alone, step_alone};
 use lgreco_train::compress::Compressor;
 use lgreco_train::controller::Summary;
 
-/// For every method, the line has the bytes of the step's report, unless a payload's length depends on the gradients.
+/// For every method, the summary line has the bytes of the step's report, unless a payload's length depends on the
+/// gradients.
 #[test]
 fn the_line_says_what_a_step_sends() {
     for method in Method::ALL {

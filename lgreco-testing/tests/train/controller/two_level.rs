@@ -1,4 +1,4 @@
-//! Tests of two levels. They compare each rank's results with those of a controller that has one worker per node and
+//! Tests of two levels. Each rank's results are compared with those of a controller that has one worker per node and
 //! the nodes' mean gradients.
 
 use super::*;
@@ -36,7 +36,7 @@ fn values(rank: u32, step: u32) -> Vec<Vec<f32>> {
     layers().iter().enumerate().map(layer).collect()
 }
 
-/// Calls `work` with gradients of the layers' types, and returns what it leaves in them.
+/// Calls `work` with `values` as gradients of the layers' types, and copies the results back to `values`.
 fn as_gradients<T>(values: &mut [Vec<f32>], work: impl FnOnce(&mut [ValuesMut<'_>]) -> T) -> T {
     let mut half: Vec<Bf16> = values[3].iter().map(|&x| Bf16::from_f32(x)).collect();
     let [a, b, c, wide, d, e] = values else { panic!("six layers") };
@@ -83,8 +83,8 @@ fn step(
     Ok((report, values))
 }
 
-/// The elements of a layer in a rank's shard. Shards are as equal as possible, and the first ranks have the larger ones. They
-/// are cut between rows if there are enough rows, otherwise between elements.
+/// The elements of a layer in a rank's shard. Shards are as equal as possible, and the first ranks have the larger
+/// ones. A layer is cut between rows if there are enough rows, otherwise between elements.
 fn range(tensor: &Tensor, place: &Topology) -> core::ops::Range<usize> {
     let (rows, ranks) = (tensor.shape().rows(), place.per_node as usize);
     let (unit, units) = if rows >= ranks { (tensor.shape().cols(), rows) } else { (1, tensor.shape().elements()) };
@@ -94,7 +94,7 @@ fn range(tensor: &Tensor, place: &Topology) -> core::ops::Range<usize> {
 
 /// The mean of a node's gradients, rounded to the layer's type. Gradients are sent inside the node as the type `sent`.
 /// The sum of an element begins with the gradient of the rank that has the element in its shard. This rank does not
-/// send it, so it is not rounded.
+/// send its gradient, so this gradient is not rounded.
 fn node_mean(place: &Topology, step: u32, sent: Dtype) -> Vec<Vec<f32>> {
     let all: Vec<_> = (0..place.per_node).map(|local| values(place.node * place.per_node + local, step)).collect();
     let power = 1.0 / place.per_node.next_power_of_two() as f32;
@@ -153,8 +153,8 @@ fn dense_means_are_exact_and_the_same_on_all_ranks() {
     }
 }
 
-/// Each group of peers has the same results as a controller with one worker per node, whose gradients are the group's
-/// shards of the nodes' means.
+/// Each group of peers has the same results as a controller with one worker per node. The controller's gradients are
+/// the group's shards of the nodes' means.
 #[test]
 fn compressed_means_are_those_of_the_shards_of_node_means() {
     for (method, policy, route, sent) in [

@@ -4,7 +4,7 @@ use super::failures::tamper_in;
 use super::*;
 use lgreco_train::CoreError;
 
-/// Long and short layers of many methods. They are ordered so that each lane has several methods.
+/// Long and short layers of many methods, ordered so that each lane (a run of layers on one core) has several methods.
 fn mixed() -> Vec<(Setting, Shape)> {
     let long = [
         (topk(4000), shape(300, 300)),
@@ -51,7 +51,7 @@ fn any_number_of_cores_makes_the_same_means_and_contributions() {
     }
 }
 
-/// If several layers in different lanes cannot be sent, the error names the first one.
+/// If several layers on different cores cannot be sent, the error names the first one.
 #[test]
 fn the_first_error_is_that_of_one_core() {
     let narrow = Setting::TopK(TopK { keep: 9, values: Dtype::F16 });
@@ -66,13 +66,14 @@ fn the_first_error_is_that_of_one_core() {
     }
 }
 
-/// If several payloads in different lanes cannot be read, the error is about the first one.
+/// If several payloads on different cores cannot be read, the error is about the first one.
 #[test]
 fn the_first_payload_that_cannot_be_read_is_that_of_one_core() {
     let setting = topk(9);
     let case = case(&[(setting, shape(100, 200)); 16], 2, Route::AllGather);
     let len = setting.payload_len(shape(100, 200), Dtype::F32).unwrap();
-    // After the status record: the positions of the magic byte and of the method in a layer's header.
+    // The positions of the magic byte and of the method in a layer's header. The message begins with 16 bytes of status
+    // record.
     let (magic, method) = (|layer: usize| 16 + layer * len, |layer: usize| 16 + layer * len + 2);
     for (first, second, code) in [(magic(6), method(13), 40), (method(6), magic(13), 41), (method(3), magic(4), 41)] {
         for cores in [1, 2, 3, 5] {

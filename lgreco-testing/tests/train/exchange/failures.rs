@@ -36,7 +36,8 @@ fn workers_that_disagree_are_named() {
     assert_eq!(results, vec![Err(Error::PeerPlan { rank: 2 }); 3]);
 }
 
-/// A worker that damages an outgoing message. It xors the bytes `at` of its `call`-th all-gather or all-to-all.
+/// A worker that damages an outgoing message: XOR changes the bytes `at` of the worker's `call`-th all-gather or
+/// all-to-all.
 struct Tampered<'a> {
     inner: ThreadCollective,
     call: usize,
@@ -119,7 +120,7 @@ pub(super) fn tamper_in(
 fn messages_that_cannot_be_decoded_name_their_sender() {
     let layers = [(qsgd(4, 16, Rounding::Nearest), shape(20, 10)), (topk(9), shape(30, 2))];
     let gather = case(&layers, 3, Route::AllGather);
-    // These bytes after the status record are the magic byte, the method and the number of rows.
+    // Bytes 16, 18 and 24, after the status record, are the magic byte, the method and the number of rows.
     for (at, code) in [(16, 40), (18, 41), (24, 41)] {
         assert_eq!(tamper(&gather, 1, at, 3), vec![Err(Error::PeerMessage { rank: 1, code }); 3]);
     }
@@ -154,7 +155,7 @@ proptest! {
     fn spoilt_messages_fail_on_all_or_leave_all_alike(call in 0usize..3, at: usize, with in 1u8.., scatter: bool) {
         let results = tamper(&case(&hybrid(), 3, ROUTES[scatter as usize]), call, at, with);
         let good = results.iter().filter(|r| r.is_ok()).count();
-        // The sender of a damaged mean (the second compression) has the undamaged one, so its result may differ.
+        // The sender of a damaged mean has the undamaged mean, so the sender's result may differ.
         prop_assert!(good == 0 || good == 3 || (scatter && call == 2), "{results:?}");
         if good == 3 && !(scatter && call == 2) {
             let means = |r: &Result<Outcome, Error>| r.as_ref().unwrap().mean.clone();

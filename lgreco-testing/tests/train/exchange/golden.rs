@@ -1,4 +1,4 @@
-//! Means and factors must still have the bits that were recorded for an earlier form of the exchange, with an
+//! Means and factors must still have the recorded bits. The bits were recorded with an earlier exchange, which sent an
 //! additional first message.
 
 use super::*;

@@ -88,7 +88,7 @@ fn residuals_keep_what_rounding_leaves() {
     }
 }
 
-/// A worker's contribution consists of its rounded values and factors. With one worker, it is the mean.
+/// A worker's contribution consists of its rounded values and factors. The contribution of a single worker is the mean.
 #[test]
 fn alone_the_mean_is_the_contribution() {
     for layer in [(Setting::Dense, shape(7, 5)), (clt(9), shape(6, 6)), (LOW_RANK, shape(12, 10))] {

@@ -27,8 +27,8 @@ fn divisible() -> Vec<(Setting, Shape)> {
 #[test]
 fn shards_are_the_bits_of_the_whole() {
     for world in [1, 2, 3, 5] {
-        // Layers take turns with three kinds of shards: rows, whole layers, and ranges of the flat bucket. The last
-        // kind needs buckets of one element.
+        // Layers take turns with three kinds of shards: rows, whole layers, and ranges of the flat bucket. Ranges of
+        // the flat bucket need quantiser buckets of one element.
         for (seed, layers) in [(0, divisible()), (2, divisible()), (1, divisible())] {
             let aligned = |(l, (setting, _)): &(usize, (Setting, Shape))| {
                 (*l as u64 + seed) % 3 != 1
@@ -115,8 +115,8 @@ fn ends_that_do_not_fit_are_refused() {
     }
 }
 
-/// An error in the mean of a shard is found only by the shard's rank. Its next exchange reports the error to the
-/// others.
+/// Only the rank of a shard detects an error in the shard's mean. The rank's next exchange reports the error to the
+/// other ranks.
 #[test]
 fn a_shard_that_overflows_is_told_next() {
     for setting in [Setting::Dense, loco(4)] {

@@ -30,7 +30,8 @@ impl Collective for Counting {
     }
 }
 
-/// A message is as long as its payloads, not as long as they could be. Fixed and variable payloads share a message.
+/// A message is only as long as its payloads, even if other values would make the payloads longer. Fixed and variable
+/// payloads share a message.
 #[test]
 fn messages_are_as_long_as_their_payloads() {
     let layers = [(hard(0.5), shape(100, 1)), (topk(3), shape(50, 1)), (adacomp(10), shape(60, 1))];

@@ -76,7 +76,7 @@ fn own_reconstructions_keep_memories_bounded() {
         assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3));
     }
     assert!((own.mean_norm / average.mean_norm - 1.0).abs() < 0.5, "{} {}", own.mean_norm, average.mean_norm);
-    // With own reconstructions, norms are bounded. With averages, they grow like the square root of the number of
+    // With own reconstructions, norms are bounded. With averages, norms grow like the square root of the number of
     // steps.
     let largest = |run: &Run, from: usize, to: usize| run.norms[from..to].iter().copied().fold(0.0, f64::max);
     assert!(largest(&own, 2000, 4000) < 1.2 * largest(&own, 200, 1000));

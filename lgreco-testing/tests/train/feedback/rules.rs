@@ -73,7 +73,7 @@ fn small_gradients_do_not_stagnate_in_sixteen_bits() {
     for _ in 0..30_000 {
         sent += worker.step(&gradient(&values, vector(2))).unwrap().decoded[1];
     }
-    // The gradients sum to 20. Each message sends about 1 to 2.
+    // The gradients of the second coordinate sum to 20. Each message that sends this coordinate sends about 1 to 2.
     assert!((16.0..24.0).contains(&sent), "{sent}");
     let mut nearest = Bf16(0);
     (0..30_000).for_each(|_| nearest = Bf16::from_f32(nearest.to_f32() + values[1]));

@@ -29,7 +29,7 @@ fn the_bytes_are_fixed() {
     };
     assert_eq!(save(Storage::F32, &[1.0, -2.0]), sealed(&[&header(0), &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0]]));
     assert_eq!(save(Storage::Bf16, &[1.0, -2.0]), sealed(&[&header(1), &[0x80, 0x3f, 0, 0xc0]]));
-    // 1 is 64 · 2^-6, with the exponent field 121.
+    // The value 1 is stored as 64 · 2^-6, with the exponent field 121.
     assert_eq!(save(Storage::Int8, &[1.0, -0.5]), sealed(&[&header(2), &[64, 0xe0, 121]]));
 }
 

@@ -60,8 +60,9 @@ fn adacomp_sees_residue_and_gradient() {
     assert!(differs, "the fresh gradient made no difference");
 }
 
-/// On average, 0.3 of a quantiser step arrives as 0.3, for every β. The errors of successive steps cancel, so that at
-/// most half a step, divided by gain and number of steps, remains. The value −1 fixes the scale and is always exact.
+/// On average, 0.3 of a quantiser step arrives as 0.3, for every β. The errors of successive training steps cancel. At
+/// most half a quantiser step, divided by the gain and the number of training steps, remains. The value −1 fixes the
+/// scale and is always exact.
 #[test]
 fn loco_delivers_fractions_of_a_step() {
     const STEPS: u32 = 2000;

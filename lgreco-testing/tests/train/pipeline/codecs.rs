@@ -226,7 +226,7 @@ fn the_largest_and_the_smallest_numbers() {
     }
 }
 
-/// A batch is sent as EDEN's payload of one tensor. Its seed is derived from the values.
+/// A batch is sent as EDEN's payload of one tensor. The payload's seed is derived from the values.
 #[test]
 fn eden_sends_its_payload() {
     let (values, codec) = (noise(3 * 2000, 7), Codec::Eden { bits: 3 });

@@ -1,5 +1,5 @@
-//! Eleven ways in which activation memories have failed in practice. Each test shows that this failure cannot happen
-//! here.
+//! Eleven ways in which activation memories have failed in practice. Each test shows that lgreco cannot fail in one of
+//! these ways.
 
 use super::*;
 use lgreco_pipeline::{CoreError, Error};
@@ -31,7 +31,7 @@ fn case_01_large_activations_survive_first_visit_store_and_return() {
     }
 }
 
-/// 2. A row that cannot be stored is removed and counted. It must not be lost silently.
+/// 2. A row that cannot be stored is removed and counted, not lost silently.
 #[test]
 fn case_02_a_row_that_does_not_fit_is_counted_and_cold_again() {
     let mut pair = Pair::new(samples(1, 2, TILES, 4, RowStorage::Bf16)).unwrap();
@@ -60,7 +60,7 @@ fn case_03_what_has_not_changed_arrives_exactly() {
     }
 }
 
-/// 4. Several forward passes of one step have the same bits. None of them reads rows that another one has written.
+/// 4. Several forward passes of one step have the same bits. No pass reads rows that another pass has written.
 #[test]
 fn case_04_passes_of_a_step_are_bit_identical() {
     for storage in STORAGES {
@@ -153,7 +153,8 @@ fn case_07_samples_without_ids_are_refused() {
     assert_eq!(twice.err(), Some(Error::DuplicateSample { id: 9 }));
 }
 
-/// 8. For unrelated activations, a memory is worse than none. Counters show that, and such samples can be excluded.
+/// 8. For unrelated activations, a memory is worse than no memory. Counters show this, and the caller can exclude such
+///    samples.
 #[test]
 fn case_08_memory_is_kept_to_what_repeats() {
     let n = 512;

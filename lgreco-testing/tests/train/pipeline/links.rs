@@ -130,11 +130,11 @@ fn small_values_are_not_lost_to_rounding() {
         pair.below.forget(sent.ticket).unwrap();
         sum += received[1];
     }
-    // The second values sum to 20. A message that sends the second value sends about 1 to 2 for it.
+    // The second values sum to 20. Each message that sends the second value sends about 1 to 2.
     assert!((16.0..24.0).contains(&sum), "{sum}");
 }
 
-/// Compares with EF-mixed computed in each sample by full sorts.
+/// Compares with a textbook form of EF-mixed, which sorts each sample completely.
 #[test]
 fn ef_mixed_chooses_in_each_sample() {
     let (samples, features, keep) = (3usize, 50usize, 9usize);

@@ -1,4 +1,5 @@
-//! Tests of inputs that the two ends refuse. Each error has its numbers. `Pair` asserts that nothing changes.
+//! Tests of inputs that the two ends refuse. Each error has the numbers that caused it. `Pair` asserts that nothing
+//! changes.
 
 use super::*;
 use lgreco_pipeline::{CoreError, Error};

@@ -118,7 +118,7 @@ fn ends_of_another_setting_role_or_run_are_refused() {
     assert_eq!(resumed.deliver(&message), Err(Error::OutOfStep { what: "generation", expected: 1, found: 0 }));
 }
 
-/// If the ends have different rows, the next visit detects it and names the sample.
+/// If the ends have different rows for a sample, the sample's next visit returns an error that names the sample.
 #[test]
 fn ends_that_remember_other_rows_are_told() {
     let setting = samples(1, 2, TILES, 3, RowStorage::F32);

@@ -30,11 +30,11 @@ fn sensitive_clusters_get_more_bits() {
     let table = Table::new(&choices, &ends).unwrap();
     let metric = [1.0, 90.0, 30.0, 60.0, 31.0, 61.0, 2.0, 91.0];
     assert_eq!(run(&table, 0.9375, &[1000; 8], &metric, 4), Ok(vec![3, 0, 2, 1, 2, 1, 3, 0]));
-    // Larger budgets do not need 5 bits. The four levels have three different widths, then two, then one.
+    // Within larger budgets, no layer needs 5 bits. The four clusters get three different widths, then two, then one.
     assert_eq!(run(&table, 1.125, &[1000; 8], &metric, 4), Ok(vec![3, 1, 2, 2, 2, 2, 3, 1]));
     assert_eq!(run(&table, 1.5, &[1000; 8], &metric, 4), Ok(vec![3, 2, 3, 2, 3, 2, 3, 2]));
     assert_eq!(run(&table, 2.0, &[1000; 8], &metric, 4), Ok(vec![3; 8]));
-    // With two distinct points for four levels, the two most exact levels are used.
+    // If the layers are at only two distinct points, only the two most exact of the four levels are used.
     assert_eq!(run(&table, 0.375, &[9; 8], &[1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0], 4).unwrap()[..2], [1, 0]);
     // With far more levels than clusters, all layers get the most exact width.
     assert_eq!(run(&table, 0.25, &[9; 8], &metric, usize::MAX), Ok(vec![0; 8]));

@@ -239,8 +239,8 @@ fn finish(
     Ok(())
 }
 
-/// One rank closes a bucket after its last collective, without the means. The other ranks have the means, and get the
-/// error in the next step. The closed bucket may be new.
+/// One rank closes a bucket after its last collective, without taking the means. The other ranks have the means, and
+/// get an error in the next step. Both new and known buckets are tested.
 #[test]
 fn a_bucket_that_is_closed_without_its_means_is_told_to_all() {
     for is_new in [true, false] {

@@ -47,7 +47,7 @@ fn residuals(controller: &Controller) -> Vec<Vec<f32>> {
     (0..layers().len()).map(|layer| residual(controller, layer)).collect()
 }
 
-/// The mean over the nodes of residuals. Each rank has the shards of its node's residuals.
+/// The mean of the nodes' residuals. Each rank has the shards of its node's residuals.
 fn mean<'a>(nodes: u32, all: impl Iterator<Item = (Topology, &'a Vec<Vec<f32>>)>) -> Vec<Vec<f64>> {
     let mut mean: Vec<Vec<f64>> = layers().iter().map(|tensor| vec![0.0; tensor.shape().elements()]).collect();
     for (place, residuals) in all {
@@ -66,7 +66,7 @@ fn expect_close(found: &[Vec<f64>], expected: &[Vec<f64>], what: &str) {
     }
 }
 
-/// The former nodes are distributed among the new nodes, with the states of all their ranks.
+/// The saved nodes are distributed among the new nodes, which load the states of all ranks of a saved node.
 #[test]
 fn the_mean_residual_survives_other_nodes_and_other_ranks_per_node() {
     let sizes = [(2, 2), (3, 2), (1, 2), (2, 3), (3, 1), (2, 4), (1, 1)];
@@ -125,7 +125,7 @@ fn runs_with_and_without_nodes_continue_each_other() {
     let found = threads::run(4, |worker| {
         let mut controller =
             Controller::new(with_undo(Method::TopK, Policy::Uniform), layers(), worker.rank(), 4).unwrap();
-        // Two of four ranks each take over a node.
+        // Two of four ranks each load the states of a whole saved node.
         let taken: Vec<&[u8]> = match worker.rank() {
             rank @ 0..2 => saved[2 * rank as usize..][..2].iter().map(Vec::as_slice).collect(),
             _ => vec![],
@@ -148,7 +148,7 @@ fn what_cannot_be_continued_is_refused() {
         assert!(error.contains(expected), "{error}");
         assert!(training.save().unwrap() == before, "a refusal changes nothing");
     };
-    // The middle one of three shards has parts of both former shards.
+    // With three ranks per node, the middle shard has parts of both saved shards.
     refuse(&[&saved[0]], &[&saved[0]], "local rank");
     refuse(&[&saved[0], &saved[1]], &[], "of several ranks");
     let mut damaged = saved[0].clone();

@@ -5,7 +5,7 @@ use lgreco_train::compress::Compressor;
 use lgreco_train::exchange::{Round, Slip};
 use lgreco_train::gradient::Shape;
 
-/// Counts the bytes that a rank sends to the others of its group in all-gathers.
+/// Counts the bytes that a rank sends to the other ranks of its group in all-gathers.
 struct Counting<'a>(&'a mut ThreadCollective, usize);
 
 impl Collective for Counting<'_> {
@@ -34,8 +34,8 @@ impl Collective for Counting<'_> {
 /// Bytes of the message in which a rank agrees with its peers on a blocking step.
 const AGREEMENT: usize = 32;
 
-/// A node sends each shard's payload once to each other node, with a status record. The messages of the ranks'
-/// agreement come before, and are not counted.
+/// A node sends each shard's payload once to each other node, with a status record. The earlier messages of the ranks'
+/// agreement are not counted.
 #[test]
 fn each_shards_payload_goes_to_each_other_node_once() {
     let tensors = || vec![Tensor::new("fc1", &[64, 48], Dtype::F32).unwrap()];
@@ -102,7 +102,8 @@ fn gradients_take_half_the_bytes_inside_a_node_as_bf16() {
         for (whole, halves) in whole.into_iter().zip(halves) {
             let (Group::Node, Round::ReduceScatterSum { values, own }) = whole else { panic!("{whole:?}") };
             let (Group::Node, Round::AllToAll { send, received }) = halves else { panic!("{halves:?}") };
-            // Besides its shard, each part of the sums has a count and a status per rank.
+            // Each rank's part of the reduce-scatter has the values of the shard, a count, and one status value per
+            // rank.
             let shard = own - 1 - size.1 as usize;
             assert!(send >= 2 * (values - own - others * (1 + size.1 as usize)), "{send} bytes beside {values} f32");
             assert!(send <= 2 * (values - own) + 31 * others, "{send} bytes beside {values} f32");
