@@ -9,7 +9,7 @@ need_target() { # TARGET
         skip platforms "the Rust toolchain has no library for $1, and rustup could not add it"
 }
 
-# Prints Debian's name of a processor's architecture. The names of packages contain it.
+# Prints Debian's name of a processor's architecture, which is a part of package names.
 architecture() { case $1 in aarch64) echo arm64 ;; i686) echo i386 ;; *) echo "$1" ;; esac; }
 
 # Runs the unit tests of core, compressors and training, property tests with few cases, and golden files. Emulated tests

@@ -4,9 +4,9 @@
 #   step NAME DESCRIPTION [full] [lane:LANE] [after:NAME]... COMMAND...
 #
 # `full` marks a slow step, which runs only under --full or when it is named. Steps of one lane run one after another,
-# because cargo locks its build folder. A step begins when all its `after` steps have ended. They must be declared
-# before it. If one of them failed, the step does not run, and is reported as failed. COMMAND is a function or a
-# program; its output goes to target/tests/NAME.log.
+# because cargo locks its build folder. A step begins when all its `after` steps have ended. The `after` steps must be
+# declared earlier. If an `after` step fails, the step does not run, and is reported as failed. COMMAND is a function or
+# a program; its output goes to target/tests/NAME.log.
 
 names=()
 declare -A description=() slow=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()
@@ -36,7 +36,8 @@ step() {
 
 say() { printf '%s\n' "$*" >&2; }
 
-# Called by steps: ends the step, because KIND cannot be checked here for REASON. LGRECO_REQUIRE makes that a failure.
+# Called by steps: ends the step as skipped, because KIND cannot be checked on this machine for REASON. If
+# LGRECO_REQUIRE names KIND, the step fails instead.
 skip() { # KIND REASON
     case ",${LGRECO_REQUIRE:-}," in *",$1,"*) say "LGRECO_REQUIRE names $1, but $2" && exit 1 ;; esac
     printf '%s\n' "$2" >"$logs/$step_name.reason"
@@ -84,8 +85,8 @@ without_progress() {
     grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Packaging|Verifying) ' "$1" || true
 }
 
-# Prints what a failed step says of its failures, from where Rust's tests or pytest begin to list them. A step that lists
-# none prints its last lines.
+# Prints what a failed step says of its failures, from where Rust's tests or pytest begin to list them. If a step lists
+# no failures, prints the step's last lines.
 failures() { # NAME
     local listed
     listed=$(sed -nE '/^(failures:|=+ FAILURES =+)$/,$p' "$logs/$1.log")
@@ -125,7 +126,7 @@ end_step() { # NAME STATUS CPU
 # Prints the CPU seconds of all programs of a step, from the output of the shell's `times`.
 cpu_seconds() { awk -F '[ms ]+' 'NR == 2 { printf "%d", 60 * ($1 + $3) + $2 + $4 + .5 }' "$logs/$1.times"; }
 
-# Prints `now`, `later`, or why the step cannot run any more.
+# Prints whether a step can run `now` or `later`, or why it cannot run any more.
 readiness() { # NAME
     local other
     for other in ${after[$1]}; do

@@ -12,7 +12,7 @@ apt_install() { # PACKAGE...
     }
 }
 
-# Nothing can be tested without these tools.
+# Installs the tools without which nothing can be tested, or ends the run.
 compiler_and_linker() {
     local component
     command -v cargo >/dev/null ||
@@ -38,8 +38,8 @@ has_vulkan() {
         compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
 }
 
-# Installs packages. It is a separate step, so that tests can be compiled at the same time. If a package cannot be
-# installed, the steps that need it report that.
+# Installs packages. The installation is a separate step, so that tests can be compiled at the same time. If a package
+# cannot be installed, the steps that need it report that.
 tools() {
     local tool packages=()
     for tool in g++ cmake make pkg-config mpicxx mpirun python3 ip ${full:+clang valgrind llvm-symbolizer}; do
@@ -67,7 +67,7 @@ need() { # KIND TOOL...
 }
 need_vulkan() { has_vulkan || skip wgpu "no Vulkan driver and none could be installed"; }
 
-# SwiftShader, a second Vulkan driver. It is one library in Debian's package of Chromium, a download of 32 MB.
+# SwiftShader, a second Vulkan driver. This driver is one library in Debian's package of Chromium, a download of 32 MB.
 swiftshader=target/swiftshader
 has_swiftshader() { [ -e "$swiftshader/libvk_swiftshader.so" ]; }
 need_swiftshader() {

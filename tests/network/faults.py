@@ -55,7 +55,7 @@ class Case:
         return self.kind == "killed" or self.seconds > self.timeout
 
 
-# Some of these faults are shorter than the timeout, others longer.
+# Some of these faults are shorter than the timeout, and some are longer.
 FAULTS = [Case("", "killed")] + [Case("", kind, seconds) for kind in ("stopped", "cut") for seconds in (3.0, 20.0)]
 
 
@@ -68,7 +68,7 @@ def digest(tensors: Any) -> str:
 
 
 def _happen(case: Case) -> None:
-    """Called in the victim's process: makes the fault happen. The victim also cuts the link."""
+    """Called in the process of the rank with the fault: kills or stops this process, or cuts the link."""
     if case.kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif case.kind == "stopped":
@@ -103,11 +103,11 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
             _happen(case)
         return exchange(bucket)
 
-    # The state gets this hook before its first bucket. A hook of another kind later would be an error.
+    # The state gets this hook before its first bucket, because another kind of hook would be an error later.
     state.exchange = disturbed
     if plan:
-        # DDP rebuilds its buckets after the first backward pass. With more than two ranks, they determine the order
-        # of sums.
+        # DDP rebuilds its buckets after the first backward pass. With more than two ranks, the buckets determine the
+        # order of sums.
         x, y = text.batch(draw)
         cross_entropy(ddp(x).flatten(0, 1), y.flatten()).backward()
         saved = torch.load(f"{folder}/{plan}", weights_only=True)

@@ -1,5 +1,5 @@
-"""Gives each node its own link. The ranks of a node share a network namespace. A bridge joins the namespaces, or a
-relay that delays frames.
+"""Gives each node its own link. The ranks of a node share a network namespace. Either a bridge joins the namespaces, or
+a relay that delays frames.
 
 The links between nodes have a limited rate. Messages within a node use the namespace's loopback, which has no limit.
 """
@@ -28,8 +28,8 @@ def _call(function: str, *arguments: int) -> None:
 def leave(node: int, rate: str, joined: Connection) -> str:
     """Called in a rank's process: moves it to its node's namespace, and returns the name of the node's link.
 
-    The first rank of a node makes the namespace. After ``joined`` reports that the link exists, it sets the link's
-    ``rate``. The other ranks receive from ``joined`` the process that made their namespace.
+    The first rank of a node makes the namespace. After ``joined`` reports that the link exists, the first rank sets the
+    link's ``rate``. The node's other ranks receive from ``joined`` the process that made their namespace.
     """
     leader = joined.recv()
     if leader is not None:

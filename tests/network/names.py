@@ -5,5 +5,5 @@ ALONE = "no exchange"
 
 
 def measured(name: str) -> bool:
-    """Whether the scheme decides by measured seconds. Its messages then depend on the link."""
+    """Whether the scheme decides by measured seconds. The messages of such a scheme depend on the link."""
     return name.endswith(", seconds")

@@ -41,13 +41,13 @@ class Nodes:
         return self.nodes * self.ranks
 
     def in_theory(self, scheme: str, sent: float, summed: float) -> float:
-        """Number of bytes that leave a node in theory, if each of its ranks counts ``sent`` bytes. Flat lgreco sums
-        ``summed`` of these bytes uncompressed.
+        """Number of bytes that leave a node in theory, if each of its ranks counts ``sent`` bytes. Without two levels,
+        lgreco all-reduces ``summed`` of these bytes uncompressed.
 
-        Ring all-reduce and ring all-gather cross each node's link once. A ring all-reduce of n bytes sends
-        2 (W - 1) / W n over it. A ring all-gather sends the parts of all ranks but one. An all-to-all sends its part to
-        each rank of another node. From four nodes on, EDEN's shards are averaged by scatter-reduce: each rank sends all parts
-        but its own, and its part of the mean to all other nodes.
+        Ring all-reduce and ring all-gather cross each node's link once. A ring all-reduce of n bytes sends 2 (W - 1) /
+        W n bytes over the link. A ring all-gather sends the parts of all ranks but one. An all-to-all sends a separate
+        part to each rank of another node. From four nodes on, EDEN's shards are averaged by scatter-reduce: each rank
+        sends all parts but its own, and its part of the mean to all other nodes.
         """
         others = self.world - 1
         if scheme.endswith("flat"):
@@ -61,7 +61,7 @@ class Nodes:
 
 
 def nodes_table(nodes: Nodes, rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """Makes a table with a line for each scheme. Its bytes were counted at the first rate."""
+    """Makes a table with a line for each scheme. The scheme's bytes were counted at the first rate."""
     lines = [
         "| scheme | bytes through a node's link per step | in theory | than plain DDP | " + " | ".join(rates) + " |",
         "|---|--:|--:|--:|" + "--:|" * len(rates),

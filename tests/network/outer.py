@@ -116,9 +116,9 @@ def _computing(rank: int, folder: str) -> None:
 
 
 def run_outer(scheme: str, rounds: int, warm_up: int, rate: str = "", delay: float = 0.0) -> dict[str, Any]:
-    """Measures seconds and bytes of a round, which is one step or thirty. Without a scheme, measures an inner step
-    without an exchange. With a ``rate``, each rank has its own link, with a ``delay`` in seconds; otherwise ranks share
-    the loopback."""
+    """Measures seconds and bytes of a round, which has one step or thirty steps. Without a scheme, measures an inner
+    step without an exchange. With a ``rate``, each rank has its own link, with a ``delay`` in seconds; otherwise ranks
+    share the loopback."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
         pipes = [context.Pipe() for _ in range(RANKS)]
@@ -136,10 +136,10 @@ def run_outer(scheme: str, rounds: int, warm_up: int, rate: str = "", delay: flo
 
 
 def utilisation(get: Callable[[str, Callable[[], Any]], Any], delay: float) -> str:
-    """Makes a table with a line for each scheme. `get` returns a stored run by its name, or makes it. With a ``delay``
-    in seconds, each rank has its own link."""
+    """Makes a table with a line for each scheme. `get` returns the stored run of a name, or makes this run. With a
+    ``delay`` in seconds, each rank has its own link."""
     alone = get("outer: a step alone", lambda: in_namespace("", {"outer": ["", 1, 0]}))
-    # This is the rate per rank; both ranks share the loopback.
+    # The rate per rank, in bits per second; both ranks share the loopback.
     rate = 16 * alone["parameters"] / (RATIO * EVERY * alone["seconds"])
     delayed = f", {delay * 1e3:g} ms" if delay else ""
     lines = [

@@ -3,8 +3,8 @@
 
     tests/network/picture.py RUNS.json PICTURE.svg
 
-It trains nothing. It reads the runs that tests/network/run has written, and fails if a run is missing. It needs no
-packages. tests/network/run --plot draws the same picture of its own runs.
+The program trains nothing. It reads the runs that tests/network/run has written, and fails if a run is missing. No
+Python packages are needed. tests/network/run --plot draws the same picture of its own runs.
 """
 
 import html
@@ -25,7 +25,7 @@ SHOWN = {
     "lgreco TopK 1 % in few bits": "lgreco, TopK 1 %",
     "lgreco PowerSGD 8, bf16": "lgreco, PowerSGD 8",
 }
-"""The schemes that are drawn, and their names in the picture. More lines could not be distinguished."""
+"""The schemes that are drawn, and their names in the picture. More lines in the picture could not be distinguished."""
 RATES = {"none": "no limit", "10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s", "200mbit": "200 Mbit/s", "100mbit": "100 Mbit/s", "20mbit": "20 Mbit/s"}
 LEARNT, SEEDS, RANKS = 180, 3, 2
 

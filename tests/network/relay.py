@@ -1,4 +1,4 @@
-"""A switch that delays frames between nodes. It replaces netem, which the kernel may lack.
+"""A switch that delays frames between nodes. It replaces tc's netem, which the kernel may lack.
 
 Each node's link is a TAP device in the node's namespace. This process reads the frames that leave the nodes, holds each
 for the delay, and writes it to the device of its receiver. No frame is lost or reordered.
@@ -26,7 +26,8 @@ def tap(name: str) -> int:
 
 
 class Relay(threading.Thread):
-    """Passes frames between devices until a node's namespace is gone. Each arrives ``delay`` seconds after it has left."""
+    """Passes frames between devices until a node's namespace is gone. Each frame arrives ``delay`` seconds after it has
+    left its node."""
 
     def __init__(self, devices: list[int], delay: float) -> None:
         super().__init__(daemon=True)
@@ -66,6 +67,6 @@ class Relay(threading.Thread):
             try:
                 os.write(device, frame)
             except OSError as error:
-                # A node's link is not up yet, so nothing listens there.
+                # The device refuses frames until the node's link is up.
                 if error.errno != errno.EIO:
                     raise

@@ -14,7 +14,7 @@ TOLERANCE = 1.005  # a loss is reached if it is within half a per cent
 
 
 class Results:
-    """Runs by name. Each run is stored as soon as it is measured. Runs in the file are not measured again."""
+    """Runs by name. Each run is stored in a file as soon as it is measured. Runs in the file are not measured again."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str, rate: str = "none") -> str:
-    """The name of a learning run. It contains the rate only if the rate affects what is sent."""
+    """The name of a learning run. The name contains the rate only if the rate affects what is sent."""
     link = f" at {rate}" if measured(scheme) else ""
     return f"{TEXT}, learning for {steps} steps{link}, {world} ranks, seed {seed}: {scheme}"
 
@@ -117,7 +117,8 @@ def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
 
 @dataclasses.dataclass
 class Learnt:
-    """Runs of one scheme with several seeds. They are made at every rate if the rate affects what is sent."""
+    """Runs of one scheme with several seeds. If the rate affects what the scheme sends, there are runs at every
+    rate."""
 
     scheme: str
     runs: dict[str, list[dict[str, Any]]]
@@ -131,7 +132,7 @@ class Learnt:
         return statistics.mean(median(run) for run in self.runs[rate])
 
     def seconds_to(self, rate: str, target: float) -> float | None:
-        """Seconds until the mean of the seeds' curves reaches ``target``. None if it does not."""
+        """Seconds until the mean of the seeds' curves reaches ``target``; None if the mean stays above."""
         needed = steps_to(mean_curve(self.runs[rate]), target)
         return needed * self.seconds_per_step(rate) if needed else None
 
@@ -143,7 +144,8 @@ class Learnt:
         return f"more than {self.runs[rate][0]['curve'][-1][0] * self.seconds_per_step(rate):.1f} s"
 
     def steps(self, target: float) -> str:
-        """Steps until ``target`` as text: by the mean of the seeds' curves, and the fewest and most of all runs."""
+        """Steps until ``target`` as text: steps of the mean of the seeds' curves, and the fewest and most steps of all
+        runs."""
         most = max(run["curve"][-1][0] for runs in self.runs.values() for run in runs)
         means = [steps_to(mean_curve(runs), target) or math.inf for runs in self.runs.values()]
         each = [steps_to(run["curve"], target) or math.inf for runs in self.runs.values() for run in runs]

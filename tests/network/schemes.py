@@ -15,8 +15,8 @@ FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
 
 
 def _waited(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Runs PyTorch's PowerSGD, but waits for each bucket. Without this wait, it aborts on Gloo if there are several
-    buckets."""
+    """Runs PyTorch's PowerSGD, but waits for each bucket. Without this wait, PyTorch's hook aborts on Gloo if there are
+    several buckets."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
     return done
@@ -65,7 +65,8 @@ def _ours(**options: Any) -> Any:
 
 
 def _measured(**options: Any) -> Any:
-    """Compresses layers if measurements show that it is faster. Decides often, so that a few steps suffice."""
+    """Compresses layers if measurements show that compression is faster. Decides often, so that a run needs few
+    steps."""
     return _ours(objective="seconds", start_iter=2 * UNCOMPRESSED, period=DECIDES, **options)
 
 
@@ -109,12 +110,12 @@ SCHEMES: dict[str, Any] = {
     "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
     "lgreco default, one plan, seconds": _ours(objective="seconds", start_iter=10),
 }
-"""Schemes by name. A budget is the size of the uniform setting with full values, even with other widths, or a number of
-bits per step."""
+"""Schemes by name. A budget is a number of bits per step, or the size of the uniform setting with values of full width,
+even if the scheme offers other widths."""
 
 
 def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
-    """Bytes that this process has sent so far; ``None`` if the scheme does not count them."""
+    """Bytes that this process has sent so far; ``None`` if the scheme does not count bytes."""
     if not hasattr(state, "compression_stats"):
         return None
     # PyTorch's hook counts elements, not bytes.

@@ -108,10 +108,10 @@ def run(
 ) -> dict[str, Any]:
     """Trains, and returns measurements of the steps.
 
-    They are ``seconds`` and processor seconds (``cpu``) of each step after the warm-up, ``bytes`` per step, a ``curve``
-    of (step, held-out loss), and lgreco's ``decisions`` as text. ``link`` is the number of bytes per step that the
-    first node sends over its link. ``summed`` is the number of bytes of biases and normalisation parameters, which
-    lgreco does not compress. If ``then`` is given, the link has this rate in the second half of the steps. With
+    The result has ``seconds`` and processor seconds (``cpu``) of each step after the warm-up, ``bytes`` per step, a
+    ``curve`` of (step, held-out loss), and lgreco's ``decisions`` as text. ``link`` is the number of bytes per step
+    that the first node sends over its link. ``summed`` is the number of bytes of biases and normalisation parameters,
+    which lgreco does not compress. If ``then`` is given, the link has this rate in the second half of the steps. With
     ``links``, each node of ``per_node`` ranks has its own link with the rate in this list, instead of the loopback.
     Frames between nodes then take ``delay`` seconds longer.
     """

@@ -1,6 +1,6 @@
-"""The published method, written from its description.
+"""The method of the L-GreCo paper, written from its published description.
 
-It simulates every option in PyTorch, then runs Algorithm 1 in NumPy.
+Simulates every option in PyTorch, then runs Algorithm 1 in NumPy.
 
 Options are tuples: ("topk", density), ("qsgd", bits), ("powersgd", rank), ("dense", None).
 """

@@ -1,5 +1,5 @@
-//! Compares getters, lengths and constants with values worked out by hand. They are too simple for examples in the
-//! docs.
+//! Compares getters, lengths and constants with values worked out by hand. These functions are too simple for examples
+//! in the docs.
 
 use lgreco::compress::powersgd::{self, PowerSgd};
 use lgreco::compress::qsgd::{Qsgd, Scale};

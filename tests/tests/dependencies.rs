@@ -145,7 +145,7 @@ fn every_licence_is_allowed_and_every_source_known() {
     }
 }
 
-/// Checks that the test above can fail.
+/// Checks that the test of licences can fail.
 #[test]
 fn other_licences_are_refused() {
     let licenses = Licenses {

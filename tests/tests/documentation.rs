@@ -91,7 +91,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The path from the root of `target`, which is relative to the file `from`. `None` if it is outside the root.
+/// Converts `target`, a path relative to the file `from`, to a path from the repository's root. Returns `None` if the
+/// path is outside the root.
 fn resolved(from: &str, target: &str) -> Option<String> {
     let mut path = PathBuf::from(from);
     path.pop();
@@ -106,7 +107,7 @@ fn resolved(from: &str, target: &str) -> Option<String> {
     path.into_os_string().into_string().ok()
 }
 
-/// The reason why a link of the page `from` is broken, if it is.
+/// The reason why a link of the page `from` is broken; `None` for a valid link.
 fn broken(from: &str, link: &str) -> Option<String> {
     if ["https://", "http://", "mailto:"].iter().any(|scheme| link.starts_with(scheme)) {
         return None;

@@ -37,7 +37,7 @@ fn every_seed_passes_its_check() {
     }
 }
 
-/// The inputs are no bytes, runs of one value, a counter, and the seeds of all targets.
+/// The inputs are the empty input, repetitions of one byte, the bytes 0 to 255, and the seeds of all targets.
 #[test]
 fn plain_bytes_and_strangers_pass_every_check() {
     let mut inputs: Vec<Vec<u8>> = vec![vec![], (0..=255).collect()];

@@ -45,8 +45,8 @@ fn tables_are_true() {
                 let draws = if stochastic { DRAWS } else { 1 };
                 let mut errors = Vec::new();
                 for draw in 0..draws {
-                    // This stream differs from the table's stream only in the rank. That changes rounding, but not
-                    // start matrices.
+                    // This stream differs from the table's stream only in the rank. The other rank changes random
+                    // rounding, but not start matrices.
                     let stream = Stream { layer: index as u32, rank: draw, ..Stream::default() };
                     let dtype = gradient.values().dtype();
                     let mut workspace = vec![!0; setting.encode_workspace_len(gradient.shape(), dtype)];
@@ -106,7 +106,7 @@ fn exact_is_proved_and_never_larger_than_the_others() {
             let size = exact.size as f64;
             assert!(bound(&rounded) <= size && exact.size <= rounded.size && bound(&dp) <= size);
 
-            // Now minimises the error within uniform's size.
+            // Minimises the error within the size of the uniform setting.
             let error = exact.error;
             let budget = Budget::DefaultSize { alpha: 1.0, options: &measured.defaults };
             let solved = |solver| *plan::solve(&table, budget, solver).unwrap().summary();

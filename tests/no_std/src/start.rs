@@ -13,8 +13,8 @@ extern "C" fn main(_count: i32, _arguments: *const *const u8) -> i32 {
     crate::outcome()
 }
 
-// SAFETY: the precompiled core names this symbol in its unwind tables; std, which defines it, is not linked. With
-// panic = "abort" nothing unwinds, so it is never called.
+// SAFETY: the precompiled core names this symbol in its unwind tables; std, which defines it, is not linked. With panic
+// = "abort" nothing unwinds, so this function is never called.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
