@@ -39,7 +39,7 @@ has_vulkan() {
 }
 
 # Installs packages. The installation is a separate step, so that tests can be compiled at the same time. If a package
-# cannot be installed, the steps that need it report that.
+# cannot be installed, the steps that need the package report the failure.
 tools() {
     local tool packages=()
     for tool in g++ cmake make pkg-config mpicxx mpirun python3 ip ${full:+clang valgrind llvm-symbolizer}; do
@@ -83,7 +83,7 @@ need_swiftshader() {
     }
 }
 
-# NVIDIA's run-time compiler from PyPI. It compiles the kernels of lgreco-cuda.
+# NVIDIA's run-time compiler from PyPI, which compiles the kernels of lgreco-cuda.
 cuda_venv=target/cuda/venv
 nvrtc_package=nvidia-cuda-nvrtc-cu12==12.9.86 # 180 MB on disk
 nvrtc() { compgen -G "$PWD/$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.12"; }
@@ -114,7 +114,7 @@ required() {
     echo "$kinds"
 }
 
-# mdbook, which makes the documentation site. It is compiled from source, which takes minutes on two cores.
+# mdbook, which makes the documentation site. mdbook is compiled from source, which takes minutes on two cores.
 mdbook=target/mdbook
 mdbook_version=0.5.4
 need_mdbook() {

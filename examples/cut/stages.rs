@@ -89,7 +89,7 @@ impl Pipeline {
         let sent = self.up.send(Values::F32(&values), &samples, workspace, &mut message)?;
 
         // Below the cut: run the rest of the network on the received features, and send back the gradient with respect
-        // to them.
+        // to these features.
         let mut received = vec![0.0; values.len()];
         let ticket = self.down.receive(&message[..sent.len], workspace, &mut received)?;
         let received = Var::from_vec(received, features.dims(), &Device::Cpu)?;

@@ -78,7 +78,7 @@ fn a_cut_without_compression_changes_nothing_and_compressed_ones_something() {
         assert_eq!(bytes, sent, "{}", row.name);
         assert!(so.is_finite() && plain.is_finite(), "{}: {so} {plain}", row.name);
         assert_eq!(plain == whole, sent == BOTH, "{}: {plain}, whole {whole}", row.name);
-        // Models that are trained with compressed activations are also evaluated with them.
+        // Models that are trained with compressed activations are also evaluated with compressed activations.
         assert_eq!(so != plain, sent[0] < BOTH[0], "{}: {so} {plain}", row.name);
     }
 }

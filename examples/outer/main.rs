@@ -5,11 +5,11 @@
 //! [--forget-moved]`
 //!
 //! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on separate data.
-//! They take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's
-//! payload, implemented from the published equations. For a large model, it sends 0.219 bits per parameter and round. A
-//! scheme that is a number, N, has plans within N bits per parameter and round. Under `joined-N`, TopK keeps the
-//! largest values of all layers together, within N bits per parameter and round. With `every-step` all workers average
-//! all parameters after each step. Losses are means over the seeds.
+//! The workers take outer steps with pseudo-gradients (`lgreco_train::outer`). The scheme `sparseloco` is SparseLoCo's
+//! payload, implemented from the published equations. For a large model, this payload takes 0.219 bits per parameter
+//! and round. A scheme that is a number, N, has plans within N bits per parameter and round. Under `joined-N`, TopK
+//! keeps the largest values of all layers together, within N bits per parameter and round. With `every-step` all
+//! workers average all parameters after each step. Losses are means over the seeds.
 
 #[path = "../train/batch.rs"]
 mod batch;

@@ -5,8 +5,8 @@ use std::fmt;
 /// A way of averaging workers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
-    /// Averages uncompressed parameters after every step. This equals averaging gradients, except for the optimisers'
-    /// states.
+    /// Averages uncompressed parameters after every step. Averaging parameters equals averaging gradients, except for
+    /// the optimisers' states.
     EveryStep,
     /// Averages uncompressed parameters in every outer step.
     Dense,

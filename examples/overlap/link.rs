@@ -1,4 +1,4 @@
-//! A collective of threads that takes as long as one over a network.
+//! A collective of threads that takes as long as a collective over a network.
 
 use lgreco_train::exchange::threads::ThreadCollective;
 use lgreco_train::exchange::{Collective, CollectiveError};

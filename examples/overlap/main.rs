@@ -3,10 +3,10 @@
 //!
 //! `cargo run --release --manifest-path examples/Cargo.toml --bin overlap [-- --mbits N]`
 //!
-//! Two workers, threads of this process, train a perceptron on images of digits. Its layers are differentiated one by one,
-//! from the last to the first. Each layer is submitted as a bucket as soon as its gradients are ready, and a separate
-//! thread performs the bucket's collectives. Collectives among threads take almost no time, so every worker also waits for
-//! the time of its bytes on a link.
+//! Two workers, threads of this process, train a perceptron on images of digits. The perceptron's layers are
+//! differentiated one by one, from the last to the first. Each layer is submitted as a bucket as soon as its gradients
+//! are ready, and a separate thread performs the bucket's collectives. Collectives among threads take almost no time,
+//! so every worker also waits for the time of its bytes on a link.
 
 #[path = "../train/batch.rs"]
 mod batch;

@@ -26,7 +26,7 @@ impl Mlp {
         batch: &Batch,
         mut ready: impl FnMut(usize, Vec<Vec<f32>>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // Each layer has a separate graph. Its input is the previous layer's output.
+        // Each layer has a separate autograd graph, whose input is the previous layer's output.
         let layers: Vec<&[Parameter]> = self.0.all().chunks(2).collect();
         let mut outputs = vec![batch.inputs.flatten_from(1)?];
         let mut inputs = Vec::new();

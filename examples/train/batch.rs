@@ -3,7 +3,7 @@
 use candle_core::{D, Result, Tensor};
 use lgreco_train::rng::Stream;
 
-/// Inputs and the correct predictions for them.
+/// Inputs of a model and the correct predictions.
 pub struct Batch {
     /// Text: characters, batch × context. Digits: pixels, batch × 1 × 8 × 8.
     pub inputs: Tensor,
@@ -19,8 +19,8 @@ impl Batch {
     }
 }
 
-/// Draws numbers below a bound for a worker's batch. Its random stream differs from those of compression, noise and
-/// starting values.
+/// Draws numbers below a bound for a worker's batch. This random stream differs from the streams of compression, noise
+/// and starting values.
 pub fn draw(seed: u64, step: u32, rank: u32) -> impl Fn(usize, usize) -> usize {
     let stream = Stream { seed: seed ^ u64::from_le_bytes(*b"batches "), step, layer: 0, rank };
     move |index, below| ((stream.word(index as u64) as u64 * below as u64) >> 32) as usize

@@ -1,4 +1,5 @@
-//! Random plans that are kept throughout training. They show how well compression errors predict the loss.
+//! Random plans that are kept throughout training. Training with these plans shows how well compression errors predict
+//! the loss.
 
 use lgreco_train::Error;
 use lgreco_train::compress::powersgd::PowerSgd;

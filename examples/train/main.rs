@@ -8,9 +8,9 @@
 //! starts from the same parameters and sees the same data in the same order. Every run has the learning rate that was
 //! chosen once for uncompressed training with its optimiser. After a run all replicas must be equal bit for bit.
 //!
-//! With several seeds, the final table has means over them. Losses differ more between seeds than between schemes. So a
-//! scheme's loss is divided by the uncompressed loss of the same seed, and confidence intervals are for the mean of these
-//! ratios.
+//! With several seeds, the final table has means over the seeds. Losses differ more between seeds than between schemes.
+//! So a scheme's loss is divided by the uncompressed loss of the same seed, and confidence intervals are for the mean
+//! of these ratios.
 //!
 //! | scheme | how each layer's setting is chosen |
 //! |---|---|

@@ -24,9 +24,9 @@ const METRICS: [(&str, Term, Term); 9] = [
     ("squared-l2, noise by workers, bias by delay (1−r)²", |n, r| n * r / remaining(r).powi(2), |n, r| n * averaged(r)),
 ];
 
-/// The same metrics, multiplied by the layer's sensitivity to noise. Source: Malinovskii et al., "HIGGS", NAACL 2025.
-/// In that paper, the loss increases linearly with the layers' squared errors. Noise in one layer at a time measures
-/// the coefficients.
+/// Metrics that are multiplied by the layer's sensitivity to noise. Source: Malinovskii et al., "HIGGS", NAACL 2025. In
+/// that paper, the loss increases linearly with the layers' squared errors. Noise in one layer at a time measures the
+/// coefficients.
 const PROBED: [(&str, Term, Term); 2] = [
     ("squared-l2 by sensitivity", |n, r| n * r, |n, r| n * r),
     ("squared-l2 by sensitivity, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 pub struct Row {
     /// The model's name.
     pub model: String,
-    /// The optimiser, with conditions that differ from the usual ones: [`Task::conditions`].
+    /// The optimiser, with all unusual conditions of training: [`Task::conditions`].
     pub optimizer: String,
     /// Steps of training.
     pub steps: u32,

@@ -31,7 +31,7 @@ impl Results {
         &self.rows
     }
 
-    /// Adds a run, and writes the file, so that it has all runs so far if the program is stopped.
+    /// Adds a run, and writes the file. So the file has all finished runs if the program is stopped.
     pub fn add(&mut self, row: Row) -> Result<(), Failure> {
         self.rows.push(row);
         if let Some(path) = &self.path {

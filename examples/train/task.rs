@@ -104,7 +104,7 @@ impl Task {
         text
     }
 
-    /// Number of steps over which the learning rate rises. Nothing is compressed during them.
+    /// Number of steps over which the learning rate rises. During these steps, nothing is compressed.
     pub fn warmup(&self) -> u32 {
         (self.steps / 40).max(5)
     }

@@ -338,8 +338,8 @@ fn check_metrics(metrics: &[u8], rows: &[Row]) {
     assert_eq!(lines.next(), None);
 }
 
-/// Schemes that change during training send at most the bytes of constant ones, and only slightly fewer. LEGACY's
-/// second phase begins with the first decision in it, which is late in such a short run.
+/// Schemes that change during training send at most as many bytes as constant schemes, and only slightly fewer.
+/// LEGACY's second phase takes effect at the first decision in it, which is late in such a short run.
 #[test]
 fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
     let task = tiny(Task::convnet(true), 60);
@@ -411,7 +411,7 @@ fn predictions_are_told_by_rank() {
 }
 
 /// If each loss is a weighted sum of the errors of biased and of unbiased methods, a metric with the same weight
-/// predicts the losses exactly. A metric with a very different weight predicts them less well.
+/// predicts the losses exactly. A metric with a very different weight predicts the losses less well.
 #[test]
 fn a_weight_is_fitted_on_half_of_the_plans_for_the_other_half() {
     let parts: Vec<[f64; 2]> = (0..24).map(|plan| [f64::from(plan * 7 % 24), f64::from(plan * plan % 24)]).collect();

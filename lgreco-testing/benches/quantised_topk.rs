@@ -1,6 +1,6 @@
 //! Times TopK in few bits on a million values and one core. The unit (floor) is the time of one sum-of-squares pass
-//! over the values. TopK in few bits is compared with TopK that sends 1, 3 or 5 % of the values as f32, whose payloads
-//! are at least as long.
+//! over the values. TopK in few bits is compared with TopK that sends 1, 3 or 5 % of the values as f32. The f32
+//! payloads are at least as long.
 //!
 //! `cargo bench -p lgreco-testing --bench quantised_topk [-- encode|decode|add]`. With a name, only that operation
 //! runs, without timing, to count instructions. Without a name, the bench prints a row per setting, with times relative
@@ -34,7 +34,8 @@ fn sum_of_squares(values: &[f32]) -> f32 {
     )
 }
 
-/// Normal values whose scale changes every 4096 values, with a few outliers. Like gradients, they have heavy tails.
+/// Normal values whose scale changes every 4096 values, with a few outliers. Like gradients, these values have heavy
+/// tails.
 fn heavy_tailed() -> Vec<f32> {
     let stream = Stream { seed: 1, ..Stream::default() };
     let unit = |word: u32| (word as f32 + 0.5) * (1.0 / 4_294_967_296.0);

@@ -7,9 +7,9 @@
 //! The bench prints a row for each number of bits (1 to 4) and of ranks (2 to 16). Each row has the squared error of
 //! the mean with a shared rotation, first with random rounding, then with rounding to nearest. Each row also has the
 //! time to decode and add all payloads. All numbers are multiples of EDEN's. The grid of equal steps has the range with
-//! the least error. The variant with a shared rotation is not implemented, so the bench estimates its time: the time to
-//! add the same number of QSGD payloads with one bucket per block, plus the time of one rotation. The bench asserts
-//! that the error with a shared rotation is larger than EDEN's.
+//! the least error. The variant with a shared rotation is not implemented, so the bench estimates its time. The
+//! estimate is the time to add the same number of QSGD payloads with one bucket per block, plus the time of one
+//! rotation. The bench asserts that the error with a shared rotation is larger than EDEN's.
 
 use lgreco::compress::payload::{Combine, combine};
 use lgreco::compress::wire::Payload;

@@ -97,8 +97,8 @@ fn decode_as_topk(bytes: &[u8]) -> Option<Vec<f32>> {
     Some(units.into_iter().map(|unit| if unit == 0.0 { 0.0 } else { scale.copysign(unit) }).collect())
 }
 
-/// Runs [`check`] on instances made from arbitrary bytes. One byte chooses the bin; the others are values. Each element
-/// type is checked twice: the fresh gradient is the values themselves, or a shifted f32 copy of them.
+/// Runs [`check`] on instances made from arbitrary bytes. The first byte chooses the bin; the other bytes are values.
+/// Each element type is checked twice: the fresh gradient is the values themselves, or a shifted f32 copy of them.
 ///
 /// # Panics
 /// Panics if a check fails.

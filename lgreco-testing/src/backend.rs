@@ -129,8 +129,8 @@ fn for_each_gradient(mut check: impl FnMut(usize, &Gradient<'_>)) {
     }
 }
 
-/// Tensors so large that a backend's TopK may gather only candidates for the largest values. There are three kinds: few
-/// equal magnitudes, many equal magnitudes, and few nonzero values.
+/// Tensors so large that a backend's TopK may gather only candidates for the largest values. One tensor has few equal
+/// magnitudes, one has many, and one has few nonzero values.
 fn large() -> [Tensor; 3] {
     let kinds: [fn(usize) -> f32; 3] =
         [|i| bell(13, i), |i| (8.0 * bell(14, i)) as i32 as f32, |i| if i % 100 == 0 { bell(15, i) } else { 0.0 }];
@@ -191,8 +191,8 @@ pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
     }
 }
 
-/// The absolute part of the bound on the difference of QSGD's rows. It allows for a backend that ignores rounding to
-/// subnormal numbers.
+/// The absolute part of the bound on the difference of QSGD's rows. This part allows for a backend that ignores
+/// rounding to subnormal numbers.
 fn slack(gradient: &Gradient<'_>, qsgd: Qsgd) -> f64 {
     let values: Vec<f32> = with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect());
     2.0 * squared_error(&values, qsgd).1 + subnormal_rounding(&values, qsgd)

@@ -50,7 +50,7 @@ pub enum Event {
     Misshaped(u32),
     /// Like `Step(1.0)`, at half the learning rate of the previous step.
     SlowDown,
-    /// All ranks stop, and new ones continue from their saved states.
+    /// All ranks stop, and new ranks continue from the saved states.
     Restart,
     /// Like `Step(1.0)`. If the next decision has a task before this step, the task is dropped, run or kept.
     Plan(Planning),
@@ -121,8 +121,8 @@ pub fn model() -> Vec<Tensor> {
     layers.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into()
 }
 
-/// A controller that is alone in its group, for a matrix `weight` and a `bias`. It has two steps of warm-up, then a
-/// decision every three steps. Examples in the documentation use it.
+/// A controller that is alone in its group, for a matrix `weight` and a `bias`. The controller has two steps of
+/// warm-up, then a decision every three steps. Examples in the documentation use this controller.
 ///
 /// # Errors
 /// Returns the errors of [`Controller::new`].
@@ -381,7 +381,7 @@ fn uniform(rank: u32, step: u32, layer: u32, len: usize, scale: f32) -> Vec<f32>
     (0..len as u64).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect()
 }
 
-/// The gradients of the small model; the 16-bit tensor is last but one in the model.
+/// The gradients of the small model, in which the last tensor but one has 16 bits.
 struct Gradients([Vec<f32>; 4], Vec<Bf16>);
 
 fn gradients(rank: u32, step: u32, scale: f32) -> Gradients {

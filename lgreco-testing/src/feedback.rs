@@ -165,8 +165,8 @@ pub fn check_resumes(rule: Residual, setting: Setting, steps: &[Vec<f32>], shape
     }
 }
 
-/// Checks `bytes` twice: unchanged, and with a corrected checksum. Each time, they must be refused, or parse as the
-/// saved state of an error-feedback memory. Then the memory must save to the same bytes and take a step without a
+/// Checks `bytes` twice: unchanged, and with a corrected checksum. Each time, the bytes must be refused, or parse as
+/// the saved state of an error-feedback memory. Then the memory must save to the same bytes and take a step without a
 /// panic.
 pub fn check_saved_bytes(bytes: &[u8]) {
     check_memory(bytes);

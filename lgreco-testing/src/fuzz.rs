@@ -39,8 +39,8 @@ pub fn planner(bytes: &[u8]) {
 /// Largest number of elements of a payload that is decoded.
 const MOST_ELEMENTS: usize = 1 << 12;
 
-/// Checks the payload parsers. Arbitrary bytes must decode to finite values or be refused. They decode only into the
-/// number of values that the header states.
+/// Checks the payload parsers. Arbitrary bytes must decode to finite values or be refused. Decoding must succeed only
+/// into the number of values that the header states.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -115,7 +115,7 @@ pub fn topk(bytes: &[u8]) {
 
 /// Checks PowerSGD on small integer matrices, scaled by any power of two from 2^-100 to 2^100. After the last byte,
 /// values are zeros, so columns may be zero or dependent. The bytes choose one of these four checks. The measured row
-/// equals the errors of encoded payloads. A smaller rank's factors are the first ones of a larger rank. The public
+/// equals the errors of encoded payloads. A smaller rank's factors are the first factors of a larger rank. The public
 /// steps give the values of the payload. Only a matrix of zeros decodes to zeros.
 ///
 /// # Panics

@@ -1,5 +1,5 @@
 //! Golden payloads, byte by byte. No change of the code may change these bytes. Every backend must encode a few values
-//! to them, and decode them.
+//! to the golden bytes, and decode these bytes.
 
 use lgreco::backend::Backend;
 use lgreco::compress::powersgd::PowerSgd;
@@ -49,7 +49,7 @@ fn check(
 pub fn check_qsgd(backend: &mut dyn Backend) {
     let [zero, fifth, one, three] = [0.0f32, 0.2, 1.0, 3.0].map(f32::to_le_bytes);
     let nearest = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
-    // In units of 1/7, the values are 7, -3.5, 1.75 and 0. They are rounded to 7, -4, 2 and 0.
+    // In units of 1/7, the values are 7, -3.5, 1.75 and 0. The values are rounded to 7, -4, 2 and 0.
     let header = b"L\x01\x01\x03\x00\x02\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00";
     let decoded = [1.0, -4.0 / 7.0, 2.0 / 7.0, 0.0];
     check(backend, Setting::Qsgd(nearest), &[1.0, -0.5, 0.25, 0.0], (header, &[&one, &[0xc7, 0x02]]), &decoded);

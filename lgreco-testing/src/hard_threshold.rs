@@ -110,8 +110,8 @@ fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
     with_values(bits, DTYPES[types / 3], |gradient| check(gradient, DTYPES[types % 3], lambdas));
 }
 
-/// Runs [`check`] on an instance made from arbitrary bytes. The first words are thresholds, the others values; the
-/// first byte also chooses the types.
+/// Runs [`check`] on an instance made from arbitrary bytes. The first words are thresholds, and the other words are
+/// values. The first byte also chooses the types.
 ///
 /// # Panics
 /// Panics if a check fails.

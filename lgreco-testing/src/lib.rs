@@ -3,8 +3,8 @@
 //! Every `check_*` function panics if a check fails, and says what was found.
 //!
 //! The properties of the core, the compressors and training are tested in `tests/core` and `tests/train`, which are a
-//! separate package. The unit tests of those crates test private items. They do not use this crate, because its types
-//! would differ from the types of the crate under test.
+//! separate package. The unit tests of those crates test private items. Unit tests do not use lgreco-testing, because
+//! its types would differ from the types of the crate under test.
 #![forbid(unsafe_code)]
 
 pub mod adacomp;

@@ -91,8 +91,8 @@ pub fn check_payload(bytes: &[u8]) {
     }
 }
 
-/// Runs [`check`] on instances made from arbitrary bytes. Two bytes choose the group; the others are values, in each
-/// type.
+/// Runs [`check`] on instances made from arbitrary bytes. Two bytes choose the group; the other bytes are values, in
+/// each type.
 ///
 /// # Panics
 /// Panics if a check fails.

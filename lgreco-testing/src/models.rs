@@ -220,7 +220,7 @@ impl Model {
 }
 
 /// The layers of ResNet-50 (He et al., CVPR 2016, table 1) as matrices: output channels by the inputs of each output.
-/// It has 161 layers and 25.6 M parameters, including those of batch normalisation.
+/// ResNet-50 has 161 layers and 25.6 M parameters, including those of batch normalisation.
 ///
 /// ```
 /// let layers = lgreco_testing::models::resnet_50();

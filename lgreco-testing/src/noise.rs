@@ -1,4 +1,5 @@
-//! Random values for tests. They are made in this crate because it is compiled with optimisation, and tests are not.
+//! Random values for tests. The values are made in this crate, because the crate is compiled with optimisation, and
+//! tests are not.
 
 use lgreco::rng::Stream;
 

@@ -149,8 +149,8 @@ pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
 }
 
 /// The expected squared error of encoding and decoding, and a tolerance. The tolerance bounds how far f32 arithmetic
-/// may move the measured row. It covers the decoder's rounding, relative to the distance of two levels, and the
-/// encoder's position on the grid.
+/// may move the measured row. The tolerance covers the decoder's rounding, relative to the distance of two levels, and
+/// the encoder's position on the grid.
 ///
 /// ```
 /// use lgreco::compress::qsgd::Qsgd;

@@ -40,8 +40,8 @@ impl Instance {
     /// Reads an instance of 1 to `layers` layers with 1 to `options` options each; missing bytes read as 0.
     ///
     /// The first bytes choose the kinds of sizes and errors: small integers with many ties, smooth curves, magnitudes
-    /// from subnormal to 2^1000, and sizes that need all 64 bits. They also choose the kinds of budget and size limit:
-    /// zero, the reference plan's, the smallest achievable, or anything up to the largest.
+    /// from subnormal to 2^1000, and sizes that need all 64 bits. These bytes also choose the kinds of budget and size
+    /// limit: zero, the reference plan's, the smallest achievable, or anything up to the largest.
     ///
     /// ```
     /// use lgreco_testing::tables::Instance;

@@ -249,7 +249,7 @@ pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradie
     check(&Gradient::new(values, shape).unwrap());
 }
 
-/// Runs [`check_all_types`] on an instance made from arbitrary bytes. Two bytes choose k; the others are values.
+/// Runs [`check_all_types`] on an instance made from arbitrary bytes. Two bytes choose k; the other bytes are values.
 ///
 /// # Panics
 /// Panics if a check fails.

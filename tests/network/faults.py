@@ -171,11 +171,11 @@ def _launch(case: Case, folder: str, run: str, states: list[tuple[str, str]] | N
 def outcome(case: Case) -> dict[str, Any]:
     """Runs a case. Returns the errors that the other ranks get, and how the run continues.
 
-    ``heard`` lists each rank's error and the ``seconds`` until it. ``kept`` is whether all residuals are as before the
-    step. ``same_bits`` is whether the final bits equal the bits of a run without a fault. After an error, the run
-    continues from the last saved states. If a rank was killed, ``replaced`` is whether the others can continue from
-    their present states with a new rank, which loads the killed rank's last saved state. ``lost`` is a range of steps:
-    the new rank's residual lacks the compression errors of these steps.
+    ``heard`` lists each rank's error and the ``seconds`` until the error. ``kept`` is whether all residuals are as
+    before the step. ``same_bits`` is whether the final bits equal the bits of a run without a fault. After an error,
+    the run continues from the last saved states. If a rank was killed, ``replaced`` is whether the other ranks can
+    continue from their present states with a new rank. The new rank loads the killed rank's last saved state. ``lost``
+    is a range of steps: the new rank's residual lacks the compression errors of these steps.
     """
     with tempfile.TemporaryDirectory() as folder:
         straight = _launch(dataclasses.replace(case, kind=""), folder, "straight")

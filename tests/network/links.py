@@ -26,7 +26,7 @@ def _call(function: str, *arguments: int) -> None:
 
 
 def leave(node: int, rate: str, joined: Connection) -> str:
-    """Called in a rank's process: moves it to its node's namespace, and returns the name of the node's link.
+    """Called in a rank's process: moves the process to the node's namespace, and returns the name of the node's link.
 
     The first rank of a node makes the namespace. After ``joined`` reports that the link exists, the first rank sets the
     link's ``rate``. The node's other ranks receive from ``joined`` the process that made their namespace.

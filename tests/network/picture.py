@@ -121,7 +121,7 @@ def draw(path: pathlib.Path, rates: list[str], all_learnt: list[Learnt]) -> None
 
 
 def recorded(path: pathlib.Path) -> list[Learnt]:
-    """Reads the recorded runs of the shown schemes. If a run is missing, KeyError names it."""
+    """Reads the recorded runs of the shown schemes. A KeyError names a run that is missing."""
     runs = Results(path).runs
 
     def step(rate: str, scheme: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A switch that delays frames between nodes. It replaces tc's netem, which the kernel may lack.
+"""A switch that delays frames between nodes. The switch replaces tc's netem, which the kernel may lack.
 
 Each node's link is a TAP device in the node's namespace. This process reads the frames that leave the nodes, holds each
 for the delay, and writes it to the device of its receiver. No frame is lost or reordered.

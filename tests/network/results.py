@@ -88,7 +88,7 @@ def added_table(rates: list[str], schemes: list[str], found: Callable[[str, str]
 
 
 def decisions(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """Lists the reasons of the decisions by measured seconds, one per line."""
+    """Lists the reasons of the decisions by measured seconds, one reason per line."""
     lines = [
         f"{rate}, {scheme}: {why}\n"
         for scheme in schemes

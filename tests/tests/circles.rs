@@ -42,7 +42,7 @@ fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, Stri
     }
 }
 
-/// Reads a path or a tree of paths that begins at `at`. Returns the text after it.
+/// Reads a path or a tree of paths that begins at `at`. Returns the text after this path or tree.
 fn tree<'t>(text: &'t str, mut at: Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
     if let Some(mut rest) = text.trim_start().strip_prefix('{') {
         while !rest.trim_start().starts_with('}') {
@@ -87,7 +87,7 @@ fn modules_have_no_circles() {
             for other in paths(text, &["crate::", "super::", "self::"], own) {
                 let level = own.iter().zip(&other).take_while(|(a, b)| a == b).count();
                 let (Some(from), Some(to)) = (own.get(level), other.get(level)) else { continue };
-                // A folder can re-export names of one of its modules. Such a name is treated as that module.
+                // A folder can re-export names of one of its modules. A re-exported name is treated as its module.
                 let named = modules.get(&own[..level]).map_or(vec![], |head| paths(head, &["use "], &[]));
                 let to =
                     named.iter().find(|path| path.len() > 1 && path.last() == Some(to)).map_or(to, |path| &path[0]);

@@ -10,8 +10,8 @@ use lgreco::{Error, Result};
 /// is the smallest power of two that is not below the largest magnitude.
 ///
 /// Each magnitude is rounded up or down at random, so that its expectation is unchanged: the method is unbiased. The
-/// method differs from the paper, which uses all powers of f32: here, values below the smallest of the three powers
-/// become that power or 0.
+/// paper uses all powers of f32. Unlike the paper's method, this method rounds values below the smallest of the three
+/// powers to that power or 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Natural;
 

@@ -9,7 +9,8 @@ use lgreco::{Error, Result};
 
 /// Sends the sign of each element, 1 bit, and the mean magnitude as f32.
 ///
-/// The method is biased. It suits error feedback, because it is a contraction: its error is smaller than the gradient.
+/// The method is biased. The method suits error feedback, because it is a contraction: its error is smaller than the
+/// gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct Sign;
 

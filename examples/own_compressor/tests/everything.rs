@@ -232,7 +232,7 @@ fn gradients(rank: u32, step: u64) -> Vec<Vec<f32>> {
     layers().iter().map(|layer| wave(layer.shape().elements(), 1.0, 10 * rank + step as u32)).collect()
 }
 
-/// The time of one outside method says nothing about the others, so each must be timed.
+/// The time of one outside method says nothing about other methods, so each outside method must be timed.
 #[test]
 fn each_is_tried_out_before_plans_by_measured_seconds() {
     fn clock() -> f64 {

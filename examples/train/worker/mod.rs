@@ -38,7 +38,7 @@ pub struct Totals {
     pub uncompressed: u64,
     /// Seconds of training.
     pub seconds: f64,
-    /// Seconds of planning, including measurement. They are part of `seconds`.
+    /// Seconds of planning, including measurement. Planning time is part of `seconds`.
     pub planning: f64,
 }
 

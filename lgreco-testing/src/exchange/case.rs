@@ -75,8 +75,8 @@ impl Case {
         workspace_len(self.specs(shards).into_iter(), self.route, self.world())
     }
 
-    /// Ends of the shards, by layer. Three kinds take turns: rows in equal chunks, as in FSDP; equal ranges of the flat
-    /// bucket, as in ZeRO; and the whole layer for the last rank.
+    /// Ends of the shards, by layer. Three kinds of shards take turns: rows in equal chunks (FSDP), equal ranges of the
+    /// flat bucket (ZeRO), and the whole layer for the last rank.
     pub fn shards(&self) -> Vec<Vec<u64>> {
         let world = u64::from(self.world());
         let all: u64 = self.layers.iter().map(|(_, shape)| shape.elements() as u64).sum();

@@ -36,7 +36,7 @@ pub(super) fn is_near(member: &Member) -> bool {
 /// A bucket with every kind of layer except payloads of variable length: uncompressed layers, products of factors, and
 /// payloads of fixed lengths. QSGD has several widths and bucket sizes, and EDEN has both scales. TopK has positions in
 /// every coding, both with whole values and in few bits. PowerSGD has ranks below and above the matrix's smaller side.
-/// The layers have all element types. Some layers have several thousand elements, some a few, and some none.
+/// The layers have all element types. Some layers have several thousand elements, some layers a few, and some none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
     let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });

@@ -108,8 +108,8 @@ pub fn check(case: &Case) {
     }
 }
 
-/// Bound on the rounding of sums over workers. The additions, the division and the work before them each have an error
-/// of at most 2^-24 of the summed magnitudes, or at most 2^-9 if values are summed as bf16.
+/// Bound on the rounding of sums over workers. Each operation (additions, division and earlier ones) errs by at most
+/// 2^-24 of the summed magnitudes, or by 2^-9 if values are summed as bf16.
 fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
     let world = case.world() as f64;
     let summed = matches!(case.layers[layer].0, Setting::Dense | Setting::PowerSgd(_) | Setting::CltK(_));
@@ -257,8 +257,9 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     }
 }
 
-/// Puts a NaN into the last worker's first non-empty layer. That worker must get [`Error::NonFiniteGradient`], and the
-/// others [`Error::Peer`] with its rank. Then the same workers must exchange the sound case as if nothing had happened.
+/// Puts a NaN into the last worker's first non-empty layer. The worker with the NaN must get
+/// [`Error::NonFiniteGradient`], and the other workers [`Error::Peer`] with its rank. Then the same workers must
+/// exchange the sound case as if nothing had happened.
 ///
 /// # Panics
 /// Panics if a check fails, or the case has no elements.

@@ -26,8 +26,8 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
     f64::sqrt(values.map(|x| f64::from(x) * f64::from(x)).sum())
 }
 
-/// Asserts that values are close to the expected values. The bound is relative to the larger of two norms, of the
-/// expected values and of `others`, because the values contain the rounding errors of `others`.
+/// Asserts that values are close to the expected values. The values contain the rounding errors of `others`. So the
+/// bound is relative to the norm of the expected values or of `others`, whichever is larger.
 ///
 /// # Panics
 /// Panics if the check fails.
@@ -40,7 +40,7 @@ pub(super) fn near(found: &[f32], expected: &[f32], others: &[f32], dtypes: [Dty
 }
 
 /// Asserts that an exchange of a bucket with factors has sent nearly the same bytes as the host's. Fingerprints are not
-/// compared: they include the factors, whose bits differ.
+/// compared, because they include the factors, whose bits differ.
 ///
 /// # Panics
 /// Panics if the check fails.

@@ -203,8 +203,8 @@ impl Collective for Network {
     }
 }
 
-/// The network of a single rank. In gathered messages, it flips the bits that are set in this field, beginning after
-/// the status record.
+/// The network of a single rank. In gathered messages, the network flips the bits that are set in this field, beginning
+/// after the status record.
 pub(super) struct Forger<'a>(pub(super) &'a [u8]);
 
 impl Collective for Forger<'_> {

@@ -5,8 +5,8 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{Agreement, Moment, Program, Route, Spec};
 use lgreco_train::gradient::Dtype;
 
-/// The ends of each rank's shard, by layer. Three kinds take turns: rows in equal chunks, as in FSDP; single elements;
-/// and the whole layer for the last rank. Empty for routes other than [`Route::Sharded`].
+/// The ends of each rank's shard, by layer. Three kinds of shards take turns: rows in equal chunks, as in FSDP; single
+/// elements; and the whole layer for the last rank. Empty for routes other than [`Route::Sharded`].
 pub fn shards(members: &[Member], route: Route, world: u32) -> Vec<Vec<u64>> {
     let world = u64::from(world);
     let ends = members.iter().enumerate().map(|(place, member)| {

@@ -276,7 +276,7 @@ fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> S
     Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
 }
 
-/// Compares the memory's outcomes with the host's. Unless a rank has failed, it also compares the bytes that the two
+/// Compares the memory's outcomes with the host's. Unless a rank has failed, also compares the bytes that the two
 /// memories have sent.
 fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Vec<Outcome>], reduce_dtype: Dtype) {
     for (rank, (of_space, expected)) in found.iter().zip(expected).enumerate() {
@@ -428,7 +428,7 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         check(members, disagreeing(agreement));
     }
     let factors = members.iter().position(is_near);
-    // The host averages payloads whose sum exceeds f32. Another memory may refuse them.
+    // The host averages payloads whose sum exceeds f32. Another memory may refuse such payloads.
     let averages = |one: &Member| one.setting == Setting::Dense || is_near(one) || B::AVERAGES_LARGE_PAYLOADS;
     let mut refused = false;
     for one in large.iter().filter(|[one]| factors.is_some() || !is_near(one)) {

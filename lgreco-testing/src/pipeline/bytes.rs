@@ -41,8 +41,8 @@ pub fn check_message(bytes: &[u8]) {
     }
 }
 
-/// Checks `bytes` as a saved end of a cut, twice: unchanged, and with a corrected checksum. Each time, they must be
-/// refused, or restore an end that saves to the same bytes.
+/// Checks `bytes` as a saved end of a cut, twice: unchanged, and with a corrected checksum. Each time, the bytes must
+/// be refused, or restore an end that saves to the same bytes.
 ///
 /// # Panics
 /// Panics if a check fails.

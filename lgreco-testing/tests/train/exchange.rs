@@ -28,7 +28,7 @@ fn case(layers: &[(Setting, Shape)], world: u32, route: Route) -> Case {
     Case { layers, gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 3 }
 }
 
-/// The same case, but values are summed on the network as bf16.
+/// A copy of the case in which values are summed on the network as bf16.
 fn halved(case: &Case) -> Case {
     Case { reduce_dtype: Dtype::Bf16, ..case.clone() }
 }

@@ -29,7 +29,7 @@ fn settings(keep: u32) -> Vec<Setting> {
     vec![Setting::TopK(TopK { keep, values: Dtype::F32 }); SHAPES.len()]
 }
 
-/// Without settings, all layers are uncompressed. With settings, they are compressed from the first step on.
+/// Without settings, all layers are uncompressed. With settings, layers are compressed from the first step on.
 fn config(settings: Option<Vec<Setting>>) -> Config {
     let mut config = Config::new(Search::new(Method::TopK));
     config.policy = settings.map_or(Policy::Uncompressed, Policy::Fixed);

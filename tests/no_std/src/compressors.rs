@@ -15,8 +15,8 @@ const COLS: usize = 37;
 const ELEMENTS: usize = ROWS * COLS;
 const STREAM: Stream = Stream { seed: 11, step: 3, layer: 2, rank: 1 };
 
-/// Calls `each` with the same matrix in three element types. Its numbers have both signs and four binary orders of
-/// magnitude.
+/// Calls `each` with the same matrix in three element types. The matrix's numbers have both signs and four binary
+/// orders of magnitude.
 fn with_gradients(mut each: impl FnMut(&Gradient<'_>) -> Result<(), Error>) -> Result<(), Error> {
     let stream = Stream { seed: 7, ..Stream::default() };
     let (mut single, mut half, mut brain) = ([0f32; ELEMENTS], [F16(0); ELEMENTS], [Bf16(0); ELEMENTS]);

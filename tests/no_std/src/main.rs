@@ -1,6 +1,6 @@
 //! Runs [`lgreco_no_std::run`] without std and without an allocator. The exit code is 0 if every digest is as expected.
-//! 1 to 99 is the number of the first wrong digest. From 100 on it is 100 + the code of the error that ended the run.
-//! 255 is a panic.
+//! 1 to 99 is the number of the first wrong digest. An exit code from 100 on is 100 + the code of the error that ended
+//! the run. 255 is a panic.
 #![no_std]
 #![no_main]
 

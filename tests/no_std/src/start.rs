@@ -1,4 +1,4 @@
-//! Entry and exit through the C library's start-up code. This is the only unsafe code of the program.
+//! Entry and exit through the C library's start-up code. This module has the only unsafe code of the program.
 
 use core::panic::PanicInfo;
 

@@ -63,7 +63,8 @@ fn a_bin_may_send_nothing() {
     assert_eq!(count(3, &[2.0, 1.0, 0.5], &[-0.5, 0.0, 0.0]), 0);
 }
 
-/// An element whose compensated value p is 0 has no sign. It is not sent, even if |p + w| reaches the threshold.
+/// An element whose compensated value p is 0 has no sign. Such an element is not sent, even if |p + w| reaches the
+/// threshold.
 #[test]
 fn zeros_are_never_sent() {
     assert_eq!(count(3, &[0.0, 1.0, -0.0], &[1.5, 0.0, -1.5]), 1);

@@ -19,7 +19,8 @@ fn shape(rows: usize, cols: usize) -> Shape {
 }
 
 /// Gradients with flat and steep spectra, of exactly and nearly low rank, constant ones, and some near the ends of f32.
-/// Each comes with the range of ranks that it may have in f32, because rounding may hide small singular values.
+/// Each gradient comes with the range of ranks that it may have in f32, because rounding may hide small singular
+/// values.
 fn specimens() -> Vec<(Shape, Vec<f32>, RangeInclusive<usize>)> {
     let mut specimens = Vec::new();
     for (rows, cols) in [(1, 1), (1, 9), (9, 1), (7, 5), (40, 33), (64, 27), (33, 130), (70, 270)] {
@@ -66,8 +67,8 @@ fn rows_of_tall_and_wide_gradients_are_the_errors_of_real_encodes() {
     }
 }
 
-/// Encode and measure refuse a gradient if its payload could not be decoded. They accept all other gradients, and the
-/// measured row is finite.
+/// Encode and measure refuse a gradient if its payload could not be decoded. Encode and measure accept all other
+/// gradients, and the measured row is finite.
 #[test]
 fn the_end_of_the_range_is_the_same_for_encode_measure_and_decode() {
     let (mut refused, mut taken) = (0, 0);

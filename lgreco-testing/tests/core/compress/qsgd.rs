@@ -106,8 +106,9 @@ fn decoded(values: &[f32], qsgd: Qsgd) -> Vec<f32> {
     decoded
 }
 
-/// If the distance between two levels is below 1e-10, CGX sends only the bucket's minimum. This QSGD has no such limit:
-/// sixteen evenly spaced values arrive almost unchanged at any magnitude, even if they are adjacent f32 numbers.
+/// If the distance between two levels is below 1e-10, CGX sends only the bucket's minimum. lgreco's QSGD has no limit
+/// of this kind. Sixteen evenly spaced values arrive almost unchanged at any magnitude, even if they are adjacent f32
+/// numbers.
 #[test]
 fn units_are_not_too_small_to_matter() {
     let cgx = Qsgd { bits: 4, bucket: 16, scale: Scale::MinMax, rounding: Rounding::Nearest };

@@ -63,7 +63,7 @@ fn what_cannot_be_told_apart_comes_back_as_it_was() {
     assert!(decoded(&[], 0, 2).is_empty());
 }
 
-/// Zeros are kept if there are too few other values. They are in the lowest bin, so they lower its mean.
+/// Zeros are kept if there are too few other values. Zeros are in the lowest bin, so they lower the bin's mean.
 #[test]
 fn zeros_are_in_the_lowest_bin() {
     let third = f32::from_bits((1.0f32 / 3.0).to_bits() - 1); // rounded down

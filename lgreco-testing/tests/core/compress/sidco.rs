@@ -63,8 +63,8 @@ fn exponential_magnitudes() {
 }
 
 /// The expected ratios are from a Python simulation of the published stages, at density 0.001 with 1 to 6 exponential
-/// stages on the same distributions. They are limited to the range from 0.5 to 2. With 3 and 4 stages, Pareto fits send
-/// about the wanted number of values on all distributions.
+/// stages on the same distributions. The ratios are limited to the range from 0.5 to 2. With 3 and 4 stages, Pareto
+/// fits send about the wanted number of values on all distributions.
 #[test]
 fn other_tails() {
     let simulated: [(usize, [f64; 6]); 3] = [

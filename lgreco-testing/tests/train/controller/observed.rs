@@ -229,7 +229,7 @@ fn nothing_is_decided_of_what_nobody_has_measured() {
     begin(&mut controller, &mut worker, 0.1);
     assert!(controller.decision().is_none(), "it is asked for again");
     finish(&mut controller);
-    // Missing gradients are an error. They are not replaced by zeros.
+    // Missing gradients are an error. The missing gradients are not replaced by zeros.
     let result = controller.planning().take_task().unwrap().run(&mut Portable);
     assert!(matches!(result.decision(), Err(Error::StepOrder { .. })));
     drop(result);

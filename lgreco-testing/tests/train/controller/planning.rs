@@ -6,8 +6,8 @@ use lgreco_train::compress::Setting;
 use lgreco_train::gradient::{Bf16, Element, Values};
 use std::sync::mpsc::{Receiver, channel};
 
-/// A configuration with decisions at steps 4, 9 and 14. Each decision uses the gradients of two steps. It does not use
-/// those of the two steps directly before it.
+/// A configuration with decisions at steps 4, 9 and 14. Each decision uses the gradients of two steps, but not those of
+/// the two steps directly before the decision.
 fn config_with_lead(method: Method, policy: Policy) -> Config {
     let mut config = config(method, policy);
     config.schedule = Schedule { warmup: 4, period: 5, window: 2, lead: 2 };
@@ -154,7 +154,7 @@ fn gated(gate: Receiver<()>) -> impl Backend {
     })
 }
 
-/// The task is blocked until steps 4 and 5 are over. These steps do not wait for it. The next decision is on
+/// The task is blocked until steps 4 and 5 are over. Steps 4 and 5 do not wait for the task. The next decision is on
 /// schedule.
 #[test]
 fn nobody_waits_for_a_late_plan() {

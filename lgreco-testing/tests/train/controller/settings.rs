@@ -29,7 +29,8 @@ fn reports_tell_the_bytes_of_payloads_whose_length_the_values_decide() {
     }
 }
 
-/// If all values are below λ, a hard threshold sends nothing. It is not refused, because residuals stay below λ.
+/// If all values are below λ, a hard threshold sends nothing. This setting is not refused, because residuals stay below
+/// λ.
 #[test]
 fn a_hard_threshold_above_all_gradients_waits_for_its_memory() {
     let hard = Setting::HardThreshold(HardThreshold { lambda: 0.125, values: Dtype::F32 });

@@ -16,8 +16,8 @@ mod wire;
 const SENT: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 const PLACES: [(u32, u32); 4] = [(2, 2), (2, 3), (3, 2), (1, 2)];
 
-/// Matrices that are cut between rows, evenly and unevenly, or between elements; vectors; a layer of 16 bits; and one without
-/// elements.
+/// Matrices that are cut between rows, evenly and unevenly, or between elements; vectors; a 16-bit layer; and an empty
+/// layer.
 fn layers() -> Vec<Tensor> {
     let layers: [(&str, &[usize], Dtype); 6] = [
         ("fc1", &[16, 24], Dtype::F32),
@@ -84,7 +84,7 @@ fn step(
 }
 
 /// The elements of a layer in a rank's shard. Shards are as equal as possible, and the first ranks have the larger
-/// ones. A layer is cut between rows if there are enough rows, otherwise between elements.
+/// shards. A layer is cut between rows if there are enough rows, otherwise between elements.
 fn range(tensor: &Tensor, place: &Topology) -> core::ops::Range<usize> {
     let (rows, ranks) = (tensor.shape().rows(), place.per_node as usize);
     let (unit, units) = if rows >= ranks { (tensor.shape().cols(), rows) } else { (1, tensor.shape().elements()) };

@@ -97,7 +97,7 @@ pub(super) fn tamper(case: &Case, call: usize, at: usize, with: u8) -> Vec<Resul
     tamper_in(case, call, &[at], with, |exchange| exchange())
 }
 
-/// Like [`tamper`], with several damaged bytes. `run` performs the exchanges.
+/// Like [`tamper`], but damages several bytes. `run` performs the exchanges.
 pub(super) fn tamper_in(
     case: &Case,
     call: usize,
@@ -139,7 +139,7 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
     let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 28, 1);
     assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 41 }); 2]);
 
-    // Rank 0 cannot read rank 1's message, so it cannot send a mean to the others.
+    // Rank 0 cannot read rank 1's message, so rank 0 cannot send a mean to the other ranks.
     let scatter = case(&layers, 3, Route::ScatterReduce);
     let results = tamper(&scatter, 1, 16, 3);
     assert_eq!(results[0], Err(Error::PeerMessage { rank: 1, code: 40 }));

@@ -3,8 +3,8 @@
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{Collective, CollectiveError};
 
-/// After a worker has left, all further calls of the other workers fail immediately. They return none of the data that
-/// the worker had sent.
+/// After a worker has left, all further calls of the other workers fail immediately. The failed calls return no data
+/// that the worker had sent.
 #[test]
 fn a_group_that_one_has_left_stays_ended() {
     let mut group = ThreadCollective::group(2);

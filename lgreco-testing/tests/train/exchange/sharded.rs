@@ -75,7 +75,7 @@ fn one_round_per_bucket_unless_there_are_factors_or_lengths_vary() {
 }
 
 /// `Program::pieces` returns the compressed pieces of each owner: the layer's index in the bucket, the range and the
-/// setting. It leaves out dense layers and empty pieces.
+/// setting. `Program::pieces` leaves out dense layers and empty pieces.
 #[test]
 fn pieces_are_told() {
     let moment =

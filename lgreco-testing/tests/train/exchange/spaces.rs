@@ -1,5 +1,5 @@
-//! Tests of the checks for implementations of `Space`: the host's implementation passes them, and one with a fault does
-//! not.
+//! Tests the checks for implementations of `Space`: the host's implementation passes them, and an implementation with a
+//! fault does not.
 
 use super::*;
 use lgreco_testing::exchange::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures};
@@ -27,7 +27,7 @@ enum Fault {
     Failure,
     /// An error with a wrong index of the element.
     Error,
-    /// A damaged message that is decoded as a valid one, to zeros.
+    /// A damaged message is decoded to zeros, instead of being refused.
     Damage,
 }
 

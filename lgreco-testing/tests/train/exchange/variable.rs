@@ -36,7 +36,7 @@ impl Collective for Counting {
 fn messages_are_as_long_as_their_payloads() {
     let layers = [(hard(0.5), shape(100, 1)), (topk(3), shape(50, 1)), (adacomp(10), shape(60, 1))];
     let mut case = case(&layers, 3, Route::AllGather);
-    // Rank 1 has only zeros. It sends headers, three values with positions, and a scale.
+    // Rank 1 has only zeros. Rank 1 sends headers, three values with positions, and a scale.
     case.gradients[1].iter_mut().flatten().for_each(|x| *x = 0.0);
     let sent = threads::run(3, |worker| {
         let mut worker = Counting(worker, vec![]);

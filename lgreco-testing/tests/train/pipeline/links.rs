@@ -60,7 +60,7 @@ fn error_feedback_conserves() {
             // The residual is the codec's error on one batch, and does not grow.
             assert!(memory.iter().all(|e| e.abs() < 20.0), "{codec:?}");
         }
-        // The sender has the same memory, and adds it to the next batch.
+        // The sender has the same memory, and adds this memory to the next batch.
         let next = noise(n, 99);
         let offered: Vec<f32> = next.iter().zip(&memory).map(|(x, e)| e + x).collect();
         let mut plain = Pair::new(self::plain(samples, features, codec)).unwrap();

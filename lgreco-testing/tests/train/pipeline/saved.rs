@@ -325,8 +325,8 @@ fn strange_messages_are_refused() {
     for at in [3, 4, 5, 6, 8, 9, 11] {
         assert!(matches!(refused(at, 9), Some(Error::Core(CoreError::PayloadField { .. }))), "byte {at}");
     }
-    // Each pair of changed bytes makes a combination that is not allowed: gradients with evaluation, with samples or
-    // with a step, or evaluation with a sequence number.
+    // Each pair of changed bytes makes a forbidden combination: gradients with evaluation, with samples or with a step,
+    // or evaluation with a sequence number.
     let twice = |a: (usize, u8), b: (usize, u8)| {
         let mut bytes = message.clone();
         bytes[a.0] = a.1;

@@ -134,8 +134,8 @@ fn plans_are_proved_at_both_ends_of_the_numbers() {
     assert!(plans[1..].iter().all(|plan| *plan == plans[0]));
 }
 
-/// Huge errors may mark options that should not be chosen. They must not reduce the precision of small errors. If a
-/// size limit leaves only such options, their errors may sum to infinity, and the plan is refused.
+/// Huge errors may mark options that should not be chosen. Huge errors must not reduce the precision of small errors.
+/// If a size limit leaves only such options, their errors may sum to infinity, and the plan is refused.
 #[test]
 fn huge_errors_hide_no_small_ones() {
     for huge in [1e30, 1e300, f64::MAX] {

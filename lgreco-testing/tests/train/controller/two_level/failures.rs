@@ -14,7 +14,7 @@ fn expect_told(results: &[Result<(), Error>], rank: u32, own: &Error, what: &str
     }
 }
 
-/// In a run with warm-up, decisions and compression, one rank fails before every second step. The steps between them work.
+/// In a run with warm-up, decisions and compression, one rank fails before every second step. All other steps succeed.
 #[test]
 fn a_rank_that_fails_at_any_step_is_named_on_all() {
     for size in [(2, 2), (2, 3), (3, 2)] {
@@ -55,7 +55,7 @@ fn a_rank_that_fails_at_any_step_is_named_on_all() {
     }
 }
 
-/// Two buckets are exchanged at the same time. The first one fails on all ranks, and the other one succeeds.
+/// Two buckets are exchanged at the same time. The first bucket fails on all ranks, and the other bucket succeeds.
 #[test]
 fn a_bucket_that_fails_on_one_rank_fails_on_all() {
     for (failing, sent) in (0..4).flat_map(|failing| SENT.map(|sent| (failing, sent))) {
@@ -318,7 +318,7 @@ fn a_failure_in_a_bucket_without_elements_is_told_by_the_next_step() {
     expect_told(&told, 1, &FAILURE, "the next step");
 }
 
-/// One rank has already begun another step. It abandons that step, and all ranks get an error.
+/// One rank has already begun another step. This rank abandons its step, and all ranks get an error.
 #[test]
 fn a_step_within_a_step_fails_on_all_ranks() {
     for steps in [1, 3] {
@@ -456,7 +456,7 @@ fn a_failure_is_told_whatever_the_learning_rate() {
     }
 }
 
-/// The last call of a bucket writes the means. It first checks the gradients that the means replace.
+/// The last call of a bucket writes the means. Before this, it checks the gradients that the means replace.
 #[test]
 fn means_are_not_written_to_other_gradients() {
     on_nodes((2, 2), |place, node, peers| {

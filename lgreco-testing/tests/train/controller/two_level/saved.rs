@@ -160,8 +160,8 @@ fn what_cannot_be_continued_is_refused() {
     refuse(&[&damaged], &[], "place");
 }
 
-/// A damaged state may have any number of ranks per node. The time to load it depends on the layers, not on that
-/// number.
+/// A damaged state may have any number of ranks per node. The time to load the state depends on the layers, not on the
+/// number of ranks.
 #[test]
 fn a_state_of_a_node_of_billions_of_ranks_is_handled_at_once() {
     let (saved, _) = run((2, 2));
