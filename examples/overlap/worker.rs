@@ -26,7 +26,7 @@ pub struct Run {
 #[derive(Default)]
 pub struct Outcome {
     pub parameter_bits: Vec<u32>,
-    /// Bytes that this worker sent. `uncompressed` is the number of bytes of its uncompressed gradients.
+    /// Bytes that this worker sent. `uncompressed` is the number of bytes without compression.
     pub bytes: u64,
     pub uncompressed: u64,
     /// The duration of each step, and whether settings changed at it.

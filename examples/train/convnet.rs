@@ -24,7 +24,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// `dims`: number of outputs, then the shape of the inputs of one output.
+    /// `dims` has the number of outputs, then the shape of one output's inputs.
     fn new(name: &str, dims: &[usize], parameters: &mut Parameters) -> Result<Self> {
         let inputs: usize = dims[1..].iter().product();
         Ok(Layer {

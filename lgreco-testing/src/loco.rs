@@ -1,4 +1,5 @@
-//! Compares LoCo's quantiser with its textbook form in f64, and its decoder with one that reads half a byte at a time.
+//! Compares LoCo's quantiser with its textbook form in f64, and LoCo's decoder with a decoder that reads half a byte at
+//! a time.
 
 use super::hard_threshold::squared_error;
 use super::topk::{bits, same_error, widened};

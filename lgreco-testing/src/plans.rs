@@ -167,9 +167,9 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
 ///
 /// No plan may exceed its limit in the verifier's exact arithmetic. No plan may be worse than a reference plan that is
 /// within the limit. No lower bound may exceed the value of any plan found. The same input must give the same plan. All
-/// solvers must agree on infeasibility, and the smallest error or size that they report must be achievable. Within
-/// an error budget, no plan may be smaller than the exact one. Within a size limit, no plan's error may be smaller by
-/// more than the exact solver's resolution.
+/// solvers must agree on infeasibility, and the smallest error or size that they report must be achievable. Within an
+/// error budget, no plan may be smaller than the exact solver's plan. Within a size limit, no plan's error may be
+/// smaller by more than the exact solver's resolution.
 pub fn check_solvers(instance: &Instance) {
     let table = instance.table();
     let (alpha, options) = (1.0, instance.defaults.as_slice());

@@ -17,7 +17,7 @@ fn digits(magnitude: u32, exponent: u32) -> u128 {
     (digits << 8) >> (exponent - own).min(127)
 }
 
-/// The expected decoded values of finite values. For each value that a full sort keeps, it is the mean of its bin.
+/// The expected decoded values of finite values. Each value that a full sort keeps decodes to the mean of its bin.
 pub fn expected(values: &[f32], top: QuantisedTopK) -> Vec<f32> {
     let mut kept: Vec<usize> = order(values)[..top.keep as usize].to_vec();
     kept.sort_unstable();

@@ -134,7 +134,7 @@ pub fn check_all<D: ResidualDevice>(device: &mut D) {
     }
 }
 
-/// Asserts that the f32 residual is the compression error of a PowerSGD payload. After every step, it must be
+/// Asserts that the f32 residual is the compression error of a PowerSGD payload. After every step, the residual must be
 /// `(m + g) − d`, where `d` is the decoded payload. PowerSGD's payloads need not have the core's bits.
 ///
 /// # Panics

@@ -250,7 +250,7 @@ fn each_is_tried_out_before_plans_by_measured_seconds() {
     assert!(tried("sign") && tried("natural") && trials.len() == 3, "{trials:?}");
 }
 
-/// The layers, with shards if the route is sharded. Some shards are empty and all differ in length.
+/// The layers, with shards if the route is sharded. The shards differ in length, and some are empty.
 fn layers_by(route: Route) -> Vec<Tensor> {
     let ends: [&[u64]; 3] = [&[700, 700, 2048], &[0, 1, 1024], &[3, 7, 7]];
     let shard = |(layer, ends): (Tensor, &[u64])| if route == Route::Sharded { layer.with_shards(ends) } else { layer };

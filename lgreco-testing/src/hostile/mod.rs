@@ -13,9 +13,9 @@ pub mod state;
 pub use damage::Choices;
 pub use payloads::{Products, check_decoding, payload};
 
-/// Continues training after a damaged state was loaded: a controller's, a memory's, or those of the two ends of a cut.
-/// The loaded object must take steps or return an error. Values that are returned without an error must be finite, and
-/// all ranks must have the same result.
+/// Continues training after a damaged state was loaded: the state of a controller, of a memory, or of both ends of a
+/// cut. The loaded object must take steps or return an error. Values that are returned without an error must be finite,
+/// and all ranks must have the same result.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -28,9 +28,10 @@ pub fn check_resume(bytes: &[u8]) {
     };
 }
 
-/// Takes steps of one worker whose peers send damaged greetings, agreements, plans, payloads and sums. Every step must
-/// give finite means or an error. An error after which the step may be repeated must have changed nothing. If the state
-/// from before the damage is loaded, the run must continue bit for bit like a run without damage.
+/// Takes steps of one worker whose peers send damaged messages: greetings of new buckets, agreements, plans, payloads
+/// and sums. Every step must give finite means or an error. An error after which the step may be repeated must have
+/// changed nothing. If the state from before the damage is loaded, the run must continue bit for bit like a run without
+/// damage.
 ///
 /// # Panics
 /// Panics if a check fails.

@@ -31,8 +31,8 @@ const SETTINGS: [Setting; 15] = [
     Setting::Eden(Eden { bits: 5, scale: eden::Scale::LeastSquares }),
 ];
 
-/// Rows and columns of tensors: one column, few elements, more elements than a 64-bit word of positions has bits, and
-/// more elements than a block of GPU threads.
+/// Rows and columns of tensors: one column, few elements, more than 64 elements, and more elements than a block of GPU
+/// threads.
 const SHAPES: [(usize, usize); 6] = [(12, 1), (4, 6), (1, 65), (16, 20), (3, 111), (40, 15)];
 
 /// A sound payload, its setting and shape.

@@ -14,7 +14,7 @@ struct Stopped {
     saved: Vec<Vec<u8>>,
 }
 
-/// Steps before a run is stopped: two of warm-up, a decision, and a step under it.
+/// Steps before a run is stopped: two of warm-up, a decision, and a step under its plan.
 const STEPS: u32 = 4;
 
 fn stopped() -> &'static [Stopped] {

@@ -70,7 +70,7 @@ fn what_comes_to_the_same_is_offered_once() {
     let mut search = Search::new(Method::TopK).with_range(densities).unwrap();
     search.min_elements = 1;
     let measured = measure(search, &model);
-    // Of 50 elements, 1 % to 7 % are 0.5 to 3.5 elements. Rounded half up, they are 1, 1, 2, 2, 3, 3 and 4.
+    // Of 50 elements, 1 % to 7 % are 0.5 to 3.5 elements. Rounded half up, these numbers are 1, 1, 2, 2, 3, 3 and 4.
     assert_eq!(labels(&measured, 0), ["topk 1%", "topk 3%", "topk 5%", "topk 7%"]);
 }
 

@@ -238,8 +238,8 @@ proptest! {
     }
 }
 
-/// Workers have independent random bits, so their errors average out. With shared bits, the error of one worker would
-/// remain.
+/// Workers have independent random bits, so their errors average out. With shared random bits, the mean would keep the
+/// error of a single worker.
 #[test]
 fn the_error_of_the_mean_falls_with_the_number_of_workers() {
     const STEPS: u32 = 60;

@@ -45,7 +45,8 @@ fn payload_bytes_are_fixed() {
     assert_eq!(all, [&header(2, 2)[..], &[0, 0, 0x80, 0x3f, 0b10]].concat());
 }
 
-/// In a bin of zeros, the largest magnitude is 0, and |p + w| of every element reaches it. Still, nothing is sent.
+/// In a bin of zeros, the largest magnitude is 0, so |p + w| of every element reaches the threshold. Still, nothing is
+/// sent.
 #[test]
 fn bins_of_zeros_send_nothing() {
     assert_eq!(count(4, &[0.0; 100], &[0.0; 100]), 0);

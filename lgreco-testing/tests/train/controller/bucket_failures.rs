@@ -1,4 +1,4 @@
-//! A rank that fails in a bucket, or uses its buckets in another way than the others, is known to all ranks.
+//! All ranks learn of a rank that fails in a bucket, or that uses its buckets in another way than other ranks.
 
 use super::buckets::{Noting, overlapped};
 use super::*;

@@ -1,4 +1,4 @@
-//! Compares a controller whose layers are exchanged by the caller with one that exchanges them itself.
+//! Compares a controller whose layers the caller exchanges with a controller that exchanges its layers itself.
 
 use super::*;
 use lgreco_train::gradient::Values;

@@ -1,5 +1,6 @@
 //! Loading a saved state from `tests/golden` restores exactly the steps, settings and residuals that the controller had
-//! when it was saved. The `.txt` file beside each state lists them, with residuals as the hex digits of their bits.
+//! when it was saved. The `.txt` file beside each state lists steps, settings and residuals, with the bits of residuals
+//! as hex digits.
 //!
 //! With `LGRECO_BLESS=1`, the test writes missing states.
 

@@ -187,7 +187,8 @@ fn bucket_step(controller: &mut Controller, worker: &mut ThreadCollective, rate:
     exchanged.map(|()| report)
 }
 
-/// At the first step, control requests before the buckets report the error. At later steps, the first bucket reports it.
+/// At the first step, control requests before the buckets report the error. At later steps, the first bucket reports
+/// the error.
 #[test]
 fn a_learning_rate_that_is_not_finite_is_told_to_all() {
     for broken in 0..5 {

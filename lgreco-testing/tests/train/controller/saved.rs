@@ -278,7 +278,7 @@ fn a_hundred_thousand_layers_are_no_trouble() {
     assert_eq!(found, Some(Error::Core(CoreError::DuplicateName { layer: LAYERS, first: 7 })));
 }
 
-/// The flipped bits include those of counters, and of the step of the next decision. With a wrong step, a run might
+/// The flipped bits include bits of counters, and of the step of the next decision. With a wrong step, a run might
 /// never plan again.
 #[test]
 fn every_flipped_bit_is_refused() {
@@ -385,7 +385,7 @@ fn a_measuring_rank_may_be_given_the_state_of_another() {
     }
 }
 
-/// Counts near 2^64 are refused. No real run has them, and the next step would make them overflow.
+/// Counts near 2^64 are refused. No real run has such counts, and the next step would make them overflow.
 #[test]
 fn counts_without_end_are_refused() {
     let mut worker = ThreadCollective::group(1).remove(0);

@@ -130,7 +130,7 @@ fn a_residual_leaves_with_the_next_gradient_when_feedback_ends() {
         let accordion = Accordion { low: 1.0, high: 0.02, eta: 1e9, drop: 2.0 };
         let config = config(Method::TopK, Policy::Accordion(accordion));
         let mut controller = Controller::new(config, model(), worker.rank(), worker.world_size()).unwrap();
-        // The first decision makes all layers critical. Their density of 1 saves nothing, so they are uncompressed.
+        // The first decision makes all layers critical. A density of 1 saves nothing, so the layers are uncompressed.
         for _ in 0..5 {
             take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
             assert_eq!(settings(&controller), vec![Setting::Dense; 3]);

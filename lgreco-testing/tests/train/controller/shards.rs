@@ -39,7 +39,7 @@ fn an_overflow_in_one_shard_reaches_all_ranks() {
         let rank = worker.rank();
         let mut step = |large| controller.step(&mut worker, &mut views(&mut values(rank, large)), 1.0).map(drop);
         assert_eq!(step(None), Ok(()));
-        // A later bucket of this step reports the error to the others.
+        // A later bucket of this step reports the error to the other ranks.
         assert_eq!(step(Some(0)), failed(rank, 0));
         assert_eq!(step(None), Ok(()));
         // The bucket of layer 2 is the last one of the step, so the next step reports the error.
@@ -104,7 +104,8 @@ fn large_mean_in_one_shard(non_finite: NonFinite, given: bool) -> Vec<[Result<Ou
     })
 }
 
-/// The rank whose shard overflows fails alone. The next bucket or the next agreement reports the error to the others.
+/// The rank whose shard overflows fails alone. The next bucket or the next agreement reports the error to the other
+/// ranks.
 #[test]
 fn a_mean_too_large_for_one_shard_is_told_before_a_step_is_skipped() {
     let error = Error::OfLayer { layer: 0, error: CoreError::ElementOverflow { index: 3, value: 99968.0 } };

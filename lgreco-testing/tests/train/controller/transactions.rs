@@ -364,7 +364,8 @@ fn steps_are_taken_again_where_the_network_failed() {
     }
 }
 
-/// If a step fails before it begins, the previous step can still be rolled back, and its late error is still reported.
+/// If a step fails before it begins, the previous step can still be rolled back. An error that the previous step
+/// detected late is still reported.
 #[test]
 fn a_step_that_never_began_loses_nothing() {
     let mut worker = ThreadCollective::group(1).remove(0);

@@ -30,7 +30,7 @@ fn layers() -> Vec<Tensor> {
     layers.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).unwrap()).into()
 }
 
-/// One rank's gradients as f32. bf16 can represent those of the 16-bit layer exactly.
+/// One rank's gradients as f32. The gradients of the 16-bit layer are exact in bf16.
 fn values(rank: u32, step: u32) -> Vec<Vec<f32>> {
     let layer = |(layer, tensor): (usize, &Tensor)| noise(layer as u32, rank, step, tensor.shape().elements());
     layers().iter().enumerate().map(layer).collect()

@@ -456,7 +456,7 @@ fn a_failure_is_told_whatever_the_learning_rate() {
     }
 }
 
-/// The last call of a bucket writes the means. Before this, it checks the gradients that the means replace.
+/// The last call of a bucket writes the means. This call first checks the gradients that the means replace.
 #[test]
 fn means_are_not_written_to_other_gradients() {
     on_nodes((2, 2), |place, node, peers| {
