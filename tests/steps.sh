@@ -97,7 +97,8 @@ failures() { # NAME
     say "    (more is in $logs/$1.log)"
 }
 
-# Prints what a step's programs have skipped: lines of Rust tests, which may follow the test's name, and of pytest.
+# Prints what a step's programs have skipped, from the lines that Rust tests or pytest print. In Rust, a test's name may
+# come first.
 left_out() { # NAME
     sed -nE 's/^(test .* \.\.\. (ok)?)?SKIP(:|PED( \[[0-9]+\])?) /left out: /p' "$logs/$1.log" | sort -u | paste -sd ';' - | sed 's/;left/; left/g'
 }

@@ -5,9 +5,9 @@ use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, ch
 use lgreco::{Error, table::Choice, table::Table};
 use std::cmp::Ordering;
 
-/// Algorithm 1 as the paper prints it, on integer errors. Fills rows over cells, tries every option of every cell in
-/// order, and traces back the smallest entry of the last row. Returns the size and the options, or `None` if nothing
-/// fits.
+/// Algorithm 1 as the paper prints it, on integer errors. Fills one row of cells per layer, tries every option in every
+/// cell in order, and traces back the smallest entry of the last row. Returns the size and the options, or `None` if
+/// nothing fits.
 ///
 /// ```
 /// use lgreco_testing::plans::textbook;
