@@ -1,11 +1,11 @@
 // Checks kernels that cuda_shim.h runs for data races. The kernels are compiled with -fsanitize=thread. This file is
-// linked in place of libtsan, and so it receives every load, store, atomic and fence. It reports two unordered accesses
-// to one byte, unless both are reads or both are atomics. Accesses in one block are ordered by barriers. Accesses of
-// two blocks in a launch are ordered by a release and an acquire.
+// linked in place of libtsan, and so it receives every load, store, atomic and fence. The check reports two unordered
+// accesses to one byte, unless both are reads or both are atomics. Accesses in one block are ordered by barriers.
+// Accesses of two blocks in a launch are ordered by a release and an acquire.
 //
-// A release is an atomic in global memory after a fence. An acquire is an atomic at the same address that finds the
-// release, with a fence after it. Different threads may do the access, the fence and the atomic if a barrier of the
-// block separates them. Barriers of warps do not count here. Blocks run one after another.
+// A release is an atomic in global memory after a fence. An acquire is an atomic that finds the release at the same
+// address, followed by a fence. Different threads of a block may execute the access, the fence and the atomic, if a
+// block barrier lies between them. Warp barriers do not suffice for this. Blocks run one after another.
 #include "cuda_shim.h"
 #include <map>
 #include <memory>
@@ -29,14 +29,14 @@ struct Cell {
 struct Page {
     Cell c[4096];
 };
-// Accesses of this launch. Those of earlier launches are dropped once there are more than FEW_PAGES pages.
+// The recorded accesses. If there are more than FEW_PAGES pages, a new launch drops all accesses of earlier launches.
 constexpr size_t FEW_PAGES = 512;
 std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 uintptr_t last_k = ~0ull;
 Page* last_p;
 
-// The accesses that a block has released. These are all accesses in epochs before `before`, and each thread's accesses
-// before its fence number `fences[thread]`.
+// The accesses that a block has released. A release covers all accesses in epochs before `before`, and each thread's
+// accesses before its fence number `fences[thread]`.
 struct Release {
     std::vector<uint32_t> fences;
     uint32_t before = 0;
@@ -157,7 +157,7 @@ bool ordered_between_blocks(const Acc& a, int me) {
         if (s.block == block_at(a.ep) && is_acquired(s, me) && s.release->covers(a)) return true;
     return false;
 }
-// Whether a barrier orders the access before now. Accesses of other blocks count as ordered here.
+// Whether a barrier orders the access before now. This function treats accesses of other blocks as ordered.
 bool is_before_barrier(const Acc& a, bool shared) {
     if (a.ep == now.ep) return false;
     return shared || a.ep < cuda_shim::device_epoch || a.ep < first_ep || is_of_another_block(a);
@@ -166,8 +166,8 @@ bool ordered_in_block(const Acc& a, bool shared, int me, int warp) {
     if (is_before_barrier(a, shared) || (a.spread == ONE && a.tid == me)) return true;
     return a.spread != BLOCK_WIDE && a.tid / 32 == warp && a.wep < S.warp_epoch[size_t(warp)];
 }
-// Records an access as the last one. If the two are unordered, the new one also represents the old one, with a wider
-// `spread`.
+// Records an access as the last one. If the previous last access of the block is unordered with the new one, a wider
+// `spread` makes the new record stand for both.
 void remember(Acc& last, Acc& earlier, Acc a, bool shared, int me, int warp) {
     if (is_of_another_block(last))
         earlier = last;
@@ -175,7 +175,7 @@ void remember(Acc& last, Acc& earlier, Acc a, bool shared, int me, int warp) {
         a.spread = last.spread == BLOCK_WIDE || last.tid / 32 != warp ? BLOCK_WIDE : WARP_WIDE;
     last = a;
 }
-// The kind of a race, and the earlier access.
+// A data race: its kind, and the earlier of the two accesses.
 struct Race {
     const char* what = nullptr;
     const char* between = "";

@@ -39,13 +39,13 @@ __attribute__((visibility("default"))) void cuda_shim_watch_stores(const void* p
     stores.first = uintptr_t(p);
     stores.bytes = bytes;
 }
-// Returns the number of stored bytes, and the number of 32-byte sectors of all requests.
+// Returns the number of stored bytes, and the number of 32-byte sectors that all store requests touch.
 __attribute__((visibility("default"))) void cuda_shim_stores(uint64_t* found) {
     found[0] = stores.stored;
     found[1] = 0;
     for (auto& request : stores.sectors) found[1] += request.second.size();
 }
-// Starts counting loads from this memory. With 0 bytes, it stops.
+// Starts counting loads from this memory. A length of 0 bytes stops the counting.
 __attribute__((visibility("default"))) void cuda_shim_watch(const void* p, size_t bytes, uint32_t* of_bytes) {
     watched = uintptr_t(p);
     watched_bytes = bytes;

@@ -1,6 +1,6 @@
-// Runs CUDA kernels on the CPU, for tests of their logic. Each CUDA thread is a fiber. A few blocks run at a time, and
-// their threads take turns. Deadlocks are reported, and shared memory starts as NaN. Not supported: grid-wide barriers,
-// textures, inline PTX, and CUDA's memory model.
+// Runs CUDA kernels on the CPU, for tests of their logic. Each CUDA thread is a fiber. In random orders, a few blocks
+// run at a time. Threads take turns. Deadlocks are reported, and shared memory starts as NaN. Not supported: grid-wide
+// barriers, textures, inline PTX, and CUDA's memory model.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -25,7 +25,7 @@ struct alignas(8) uint2 {
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
-    // Makes a single store, as a GPU does.
+    // Stores all 16 bytes at once, as a GPU does.
     __attribute__((always_inline)) uint4& operator=(const uint4& other) {
         typedef unsigned Vector __attribute__((vector_size(16), may_alias));
         *reinterpret_cast<Vector*>(this) = *reinterpret_cast<const Vector*>(&other);
@@ -97,8 +97,8 @@ struct Sched : Block {  // the block that is running
     uint64_t launch_id = 0;
 };
 inline Sched S;
-// Barriers of a block up to this epoch order shared and global memory, later ones only shared memory. By default, all
-// barriers order both, as in CUDA.
+// Block barriers up to this epoch order accesses to shared and global memory. Later barriers order only accesses to
+// shared memory. By default, all barriers order both kinds, as in CUDA.
 inline uint64_t device_epoch = ~0ull;
 inline uint64_t rnd() {
     S.rng ^= S.rng << 13;
@@ -163,7 +163,7 @@ SHIM_NOSAN inline void start(Fiber& x) {
     memset(p, 0, 48);
     x.sp = p;
 }
-// Copies memory, including gaps between variables, which the address sanitizer does not allow to be read.
+// Copies memory, including gaps between variables, without the address sanitizer's check.
 inline void copy_raw(char* to, const char* from, size_t bytes) {
     asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes)::"memory");
 }
@@ -253,7 +253,7 @@ SHIM_NOSAN inline unsigned ballot(uint32_t m, bool p, int line) {
     return unsigned(warp_op(BALLOT, m, line).out);
 }
 SHIM_NOSAN inline int lane() { return S.cur->lane; }
-// Starts a block. Its threads' stacks begin at `pool`.
+// Starts a block. The stacks of the block's threads begin at `pool`.
 SHIM_NOSAN inline void begin(uint3 at, char* pool) {
     size_t n = size_t(S.n);
     dim3 b = blockDim;
@@ -277,7 +277,8 @@ SHIM_NOSAN inline void begin(uint3 at, char* pool) {
         start(x);
     }
 }
-// Lets every thread of the block run that can. Sets the error if something is wrong.
+// Runs every thread of the block that is not waiting, up to its next switch. Sets the error after a deadlock or a wrong
+// barrier.
 SHIM_NOSAN inline void turn() {
     size_t n = size_t(S.n);
     if (S.mode >= 2)
@@ -330,7 +331,8 @@ SHIM_NOSAN inline void change(Block& other) {
     copy_raw(__start_cuda_shared, S.shared.data(), S.shared.size());
     blockIdx = S.at;
 }
-// The order in which a grid's blocks start. In random orders, the mode chooses the block that starts last.
+// The order in which a grid's blocks start. In random orders, the block `mode - 2` (modulo the number of blocks) starts
+// last.
 inline std::vector<uint64_t> sequence(std::vector<uint64_t> all) {
     uint64_t blocks = all.size();
     if (S.mode == 1) std::reverse(all.begin(), all.end());
@@ -398,8 +400,8 @@ template <class... A, size_t... I>
 inline void unpack(void (*k)(A...), void** p, std::index_sequence<I...>) {
     k(*static_cast<std::decay_t<A>*>(p[I])...);
 }
-// Takes `params` like cuLaunchKernel's kernelParams. The first is a struct of `size` bytes. There are `count`
-// parameters, or an unknown number if `count` is 0.
+// `params` has the format of cuLaunchKernel's kernelParams. The first parameter is a struct of `size` bytes. `count` is
+// the number of parameters, or 0 if the number is unknown.
 template <class... A>
 inline std::string launch(void (*k)(A...), dim3 g, dim3 b, std::vector<uint64_t> chosen, void** params,
                           size_t size, size_t count) {
@@ -430,9 +432,9 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
 }
 }  // namespace cuda_shim
 // Entry point of a kernel, for dlsym. Threads of a block and blocks of a grid run forwards (order 0), backwards (1) or
-// at random (from 2 on). Orders 0 and 1 run one block after another. At random, threads also switch at atomics, and a
-// few blocks run at a time. Block `order - 2` (modulo their number) starts when all others are done. Returns whether
-// the kernel failed, and the error text.
+// at random (from 2 on). Orders 0 and 1 run one block after another. In random orders, threads also switch at atomics,
+// and a few blocks run at a time. The last block to start is block `order - 2` (modulo the number of blocks); all other
+// blocks are done by then. Returns whether the kernel failed, and the error text.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
     void** params;
@@ -456,8 +458,8 @@ inline std::vector<uint64_t> chosen(const cuda_shim_launch* l) {
     return all;
 }
 }  // namespace cuda_shim
-// Exports a kernel as shim_KERNEL. shim_arguments_KERNEL gives the size of the kernel's first argument in bytes, and
-// the number of arguments. All other arguments are pointers.
+// Exports a kernel as shim_KERNEL. The function shim_arguments_KERNEL returns the size of the kernel's first argument
+// in bytes, and the number of arguments. All arguments after the first are pointers.
 #define SHIM_EXPORT(kernel)                                                                                   \
     extern "C" __attribute__((visibility("default"))) void shim_arguments_##kernel(size_t* f, size_t* n) {    \
         cuda_shim_arguments(kernel, f, n);                                                                    \

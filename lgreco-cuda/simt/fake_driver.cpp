@@ -3,28 +3,28 @@
 // context fails.
 //
 // Every device has a primary context, and every thread a stack of contexts. Memory, streams, events and modules belong
-// to the context that was current when they were created. Another context's memory gives error 201. A handle of another
-// context, or a destroyed one, gives 400. All calls may be made from any thread; one mutex orders them.
+// to the context that was current when they were created. Use of another context's memory returns error 201. Use of
+// another context's handle, or of a destroyed handle, returns error 400. Any thread may make calls; one mutex orders
+// them.
 //
-// Every stream has a queue. An operation may run once all earlier operations of its queue have run. It also waits for
-// operations that events or the rules of the null stream order before it. CUDA allows every such order, and programs
-// must be right in all of them. Only waits run enqueued work: freeing memory, destroying a stream or unloading a module
-// does not. A copy from pageable memory reads it before the call returns, and writes the device's memory later.
-// FAKE_CUDA_ORDER is one of:
+// Every stream has a queue. An operation may run once all earlier operations of its queue have run. Events and the
+// rules of the null stream may order further operations before it. CUDA allows every order that keeps these rules, and
+// a correct program works in all of them. Only waits run enqueued work. Calls that free memory, destroy a stream or
+// unload a module do not run it. A copy from pageable memory reads that memory before the call returns, and writes the
+// device's memory later. FAKE_CUDA_ORDER is one of:
 //   latest       An operation runs only when something waits for it. A wait for the whole context runs its streams one
 //                after another, the oldest first (the null stream is the oldest). This is the default.
 //   others       As `latest`, but each wait first runs all other streams as far as possible, the newest first.
 //   earliest     An operation runs when it is enqueued.
 //   random:SEED  Each call runs some operations of random streams.
-// For any two unordered operations, one of the first three values runs them in one order, and another in the other
-// order.
+// The values latest, others and earliest together cover both orders of any two unordered operations.
 //
-// A capture is global, as with torch.cuda.graph. Calls in any thread that synchronise, load or allocate immediately
-// give 900 and invalidate the capture.
+// A capture is global, as with torch.cuda.graph. During a capture, calls of any thread that synchronise, load or
+// allocate immediately return error 900 and invalidate the capture.
 //
 // Further variables:
-// - FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of libraries of compiled kernels. A module whose code has this
-//   kernel is run by this library.
+// - FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of libraries of compiled kernels. The library runs modules whose
+//   code has this kernel.
 // - FAKE_CUDA_FAIL is CALL=CODE: this call fails with this code.
 // - FAKE_CUDA_VERSION is the version of CUDA, FAKE_CUDA_CAPABILITY the devices' compute capability.
 // - FAKE_CUDA_MEMORY is the number of bytes of each device, FAKE_CUDA_DEVICES the number of devices.
@@ -124,7 +124,7 @@ struct Stream {
 
 struct Event {
     Context* context;
-    // Empty until the event is recorded.
+    // The recorded point of a stream. It is empty until the event is recorded.
     Point at;
     bool captured;
     // Time at which the stream reached the event, in nanoseconds.
@@ -149,7 +149,8 @@ struct Block {
     Context* context;
 };
 
-// Memory that was freed while enqueued operations might still use it. It stays until they have run.
+// Memory that was freed while enqueued operations might still use it. The memory is kept until these operations have
+// run.
 struct Freed {
     void* memory;
     std::vector<Point> after;
@@ -168,7 +169,7 @@ static Made<Stream> streams;  // including the null streams
 static Made<Event> events;
 static Made<Module> modules;
 static Made<Graph> graphs;
-// Functions live as long as the process, as their libraries do.
+// Functions are never freed, like the libraries that contain them.
 static Made<Function> functions;
 static std::vector<Freed> freed;
 static int synchronised, launched, pageable;
@@ -228,7 +229,7 @@ static std::shared_ptr<Stream> stream_of(const void* handle, const Context* here
 
 static bool is_null_stream(const std::shared_ptr<Stream>& stream) { return stream->context->null_stream == stream; }
 
-// Whether operations of the two streams are ordered because one of them is the null stream.
+// Whether the rules of the null stream order the operations of these two streams.
 static bool implicitly_ordered(const std::shared_ptr<Stream>& one, const std::shared_ptr<Stream>& other) {
     return one != other && one->context == other->context && (is_null_stream(one) || is_null_stream(other)) &&
            one->blocking && other->blocking;
@@ -242,7 +243,8 @@ static const Block* block_of(const Blocks& blocks, uint64_t address, size_t byte
     return address + bytes <= after->first + after->second.bytes ? &after->second : nullptr;
 }
 
-// Returns 201 for another context's memory. Unknown addresses are accepted, because tests may use their own memory.
+// Returns error 201 for another context's memory. Unknown addresses are accepted, because tests may use their own
+// memory.
 static int foreign(uint64_t address, const Context* context) {
     const Block* block = block_of(memory, address, 1);
     return block && block->context != context ? INVALID_CONTEXT : 0;
@@ -291,8 +293,8 @@ static size_t random_below(size_t end) {
     return (x ^ x >> 31) % end;
 }
 
-// Runs one operation of a random stream, in `context` or, if that is null, in any context. Returns false if there is
-// none.
+// Runs one operation of a random stream, in `context` or, if that is null, in any context. Returns false if no
+// operation is left.
 static bool run_any(const Context* context) {
     Made<Stream> waiting;
     for (auto& stream : streams)
@@ -410,7 +412,7 @@ static int record(const std::shared_ptr<Event>& event, const std::shared_ptr<Str
 static int come_after(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event>& event) {
     if (!event || !stream) return INVALID_HANDLE;
     if (stream->capture) return event->captured ? 0 : CAPTURE_ISOLATION;
-    // A real driver would then capture this stream, too.
+    // After a wait for a captured event, a real driver would capture this stream, too.
     if (event->captured) return NOT_SUPPORTED;
     if (event->at.stream) stream->awaited.push_back(event->at);
     return 0;
@@ -463,7 +465,7 @@ static bool is_device(int device) { return device >= 0 && device < number("FAKE_
         __VA_ARGS__;                                                        \
         return 0;                                                           \
     }
-// A call that frees something in the current context. It does so even if the context has failed.
+// A call that frees something in the current context. The call frees it even if the context has failed.
 #define FREEING(name, parameters, ...) \
     CALL(name, parameters, Context* here; if (int code = current(&here)) return code; __VA_ARGS__; return here->failed)
 // A call that needs a current context.
@@ -530,7 +532,7 @@ FREEING(cuMemFreeHost, (void* address), if (!locked.erase(uint64_t(address))) re
 IN_CONTEXT(cuEventCreate, (void** event, unsigned), *event = keep(events, Event{here, {}, false, nullptr}))
 IN_CONTEXT(cuEventRecord, (void* event, void* stream), return record(find(events, event), stream_of(stream, here)))
 IN_CONTEXT(cuEventSynchronize, (void* event), return wait_for(find(events, event)))
-// Both events must have been reached.
+// The streams must have reached both events.
 IN_CONTEXT(cuEventElapsedTime, (float* milliseconds, void* start, void* end), auto from = find(events, start);
            auto to = find(events, end); if (!from || !to || !from->reached || !to->reached) return INVALID_HANDLE;
            if (!*from->reached || !*to->reached) return NOT_READY;
@@ -565,7 +567,7 @@ ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* str
          if (to % 4 != 0) return ILLEGAL_ADDRESS;
          , for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
 IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int* blocks, void*, int, size_t), *blocks = 4)
-// Enqueued operations must not need the module any more.
+// No enqueued operation may still need the module.
 FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
         if (!found || found->context != here) return INVALID_HANDLE; forget(modules, module))
 
@@ -580,7 +582,7 @@ static void* library_of(const char* code) {
     for (size_t at = 0; at < list.size();) {
         size_t equals = list.find('=', at), end = list.find(';', at);
         std::string section = ".text." + list.substr(equals + 1, end - equals - 1);
-        // Includes the NUL at the end of the name.
+        // The search includes the NUL at the end of the name.
         if (all.find(section.c_str(), 0, section.size() + 1) != std::string::npos)
             return dlopen(list.substr(at, equals - at).c_str(), RTLD_NOW | RTLD_LOCAL);
         at = end + 1;
@@ -635,8 +637,8 @@ UNCAPTURED(cuMemAlloc_v2, (uint64_t* address, size_t bytes), return allocate(add
 // A real driver usually waits for the device here, but does not promise to.
 FREEING(cuMemFree_v2, (uint64_t address), if (int code = unless_capturing()) return code; ++synchronised;
         if (int code = release(address, here, streams)) return code)
-// Copies in the null stream, and waits for earlier work there. Pageable memory is read before the call returns, and the
-// device's memory is written later.
+// Copies in the null stream after waiting for earlier work in that stream. The call reads the host memory before it
+// returns, and writes the device's memory later.
 UNCAPTURED(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes),
            if (int code = writable(to, bytes, here)) return code;
            if (int code = wait(end_of(here->null_stream))) return code;
@@ -670,8 +672,8 @@ IN_CONTEXT(cuGraphLaunch, (void* executable, void* stream), auto found = find(gr
 #define OWN extern "C" __attribute__((visibility("default")))
 
 // Current numbers of allocations, retained contexts, streams, modules, contexts on this thread's stack, page-locked
-// blocks and events. They are followed by counts of waits for streams and devices, of launches, and of uploads from
-// pageable memory.
+// blocks and events. After these come three counts: waits for streams and devices, launches, and uploads from pageable
+// memory.
 OWN void fake_cuda_state(int* state) {
     std::lock_guard<std::mutex> guard(mutex);
     int retained = 0;
@@ -682,7 +684,7 @@ OWN void fake_cuda_state(int* state) {
                   synchronised,        launched,          pageable};
     memcpy(state, now, sizeof now);
 }
-// Enqueues a host function in a stream. Used by fake_nccl.cpp and tests.
+// Enqueues a host function in a stream. fake_nccl.cpp and tests use this function.
 OWN int fake_cuda_enqueue(int (*call)(void*), void* argument, void* stream) {
     std::lock_guard<std::mutex> guard(mutex);
     Context* here;

@@ -18,7 +18,7 @@ struct Communicator {
     MPI_Comm ranks;
     int rank;
     MPI_Op sum_of_bf16;
-    // Recorded after the last collective.
+    // Event that is recorded after the last collective.
     void* event;
 };
 
@@ -34,7 +34,7 @@ int perform(void* argument) {
     return (*work)() ? 700 : 0;
 }
 
-// Enqueues a collective after the communicator's earlier ones.
+// Enqueues a collective after the communicator's earlier collectives.
 int enqueue(const Communicator* own, void* stream, std::function<int()> work) {
     if (driver("cuStreamWaitEvent", stream, own->event, 0u)) return 1;
     auto kept = std::make_unique<std::function<int()>>(std::move(work));
@@ -101,7 +101,7 @@ EXPORTED int ncclCommDestroy(void* communicator) {
 
 EXPORTED const char* ncclGetErrorString(int code) { return code == 4 ? "invalid argument" : "no driver"; }
 
-// Supports only bytes, in place.
+// Supports only an in-place all-gather of bytes.
 EXPORTED int ncclAllGather(const void* send, void* received, size_t count, int type, void* communicator, void* stream) {
     const auto* own = static_cast<Communicator*>(communicator);
     if (type != 1 || send != static_cast<char*>(received) + size_t(own->rank) * count) return 4;
@@ -110,7 +110,7 @@ EXPORTED int ncclAllGather(const void* send, void* received, size_t count, int t
     });
 }
 
-// Supports only sums of f32 and of bf16, in place.
+// Supports only in-place sums of f32 and of bf16.
 EXPORTED int ncclAllReduce(const void* send, void* received, size_t count, int type, int sum, void* communicator,
                            void* stream) {
     const auto* own = static_cast<Communicator*>(communicator);

@@ -11,7 +11,7 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Texts = *const *const c_char;
 
-/// The loaded library. Its functions return 0 or an error code; `nvrtcGetErrorString` describes the code.
+/// The loaded library. The library's functions return 0 or an error code; `nvrtcGetErrorString` describes the code.
 pub struct Nvrtc(Library);
 
 impl Nvrtc {
@@ -20,7 +20,7 @@ impl Nvrtc {
         unsafe { Library::new(path) }.map(Nvrtc)
     }
 
-    /// The major and the minor version.
+    /// NVRTC's major and minor version.
     pub fn version(&self) -> Result<(i32, i32), String> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the function has this type, and both pointers are valid.
@@ -31,7 +31,8 @@ impl Nvrtc {
         Ok((major, minor))
     }
 
-    /// Compiles `source`. The compiler's messages call it `file`. An error includes NVRTC's error text and log.
+    /// Compiles `source`. In the compiler's messages, the source has the name `file`. An error includes NVRTC's error
+    /// text and log.
     pub fn compile(&self, file: &str, source: &str, options: &[String], is_ptx: bool) -> Result<Vec<u8>, String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("{file}: a NUL in its text or options"));
         let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
@@ -40,8 +41,8 @@ impl Nvrtc {
         let (size, get) =
             if is_ptx { ("nvrtcGetPTXSize", "nvrtcGetPTX") } else { ("nvrtcGetCUBINSize", "nvrtcGetCUBIN") };
         let mut program = null_mut();
-        // SAFETY: the functions have these types. The texts live through the calls, and the program until it is
-        // destroyed.
+        // SAFETY: NVRTC declares its functions with these types. All texts stay alive during the calls. The program
+        // exists until its destruction at the end.
         unsafe {
             let create = self.function::<unsafe extern "C" fn(
                 *mut Program,
@@ -69,11 +70,12 @@ impl Nvrtc {
     }
 
     /// # Safety
-    /// The program has not been destroyed. `size` and `get` name functions of these types that belong together.
+    /// The program has not been destroyed. `size` and `get` are the names of NVRTC functions of the types [`Size`] and
+    /// [`Get`], and both return the same output.
     unsafe fn read(&self, program: Program, size: &str, get: &str) -> Result<Vec<u8>, String> {
         let mut bytes = 0;
-        // SAFETY: the caller guarantees the program and the functions. `get` writes exactly the bytes that `size`
-        // reports.
+        // SAFETY: the caller guarantees that the program exists and that the functions have these types. `get` writes
+        // exactly as many bytes as `size` reports.
         unsafe {
             self.said(self.function::<Size>(size)?(program, &mut bytes))?;
             let mut read = vec![0u8; bytes];

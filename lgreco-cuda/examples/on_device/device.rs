@@ -1,5 +1,5 @@
-//! Device memory, and one stream for both the copies and the backend's calls, so that these run in order. The null
-//! stream cannot serve for the copies, because a backend's stream does not wait for it.
+//! Device memory, and one stream for both copies and the backend's calls, so that copies and calls run in order. Copies
+//! cannot use the null stream, because a backend's stream does not wait for the null stream.
 
 use super::{Outcome, runs};
 use cudarc::driver::result::{self, stream::StreamKind};
@@ -11,7 +11,7 @@ pub(super) struct Memory(u64);
 impl Memory {
     /// Allocates memory. Its content is undefined.
     pub(super) fn new(bytes: usize) -> Outcome<Self> {
-        // SAFETY: nothing reads it before it is written.
+        // SAFETY: nothing reads the memory before a write.
         Ok(Memory(unsafe { result::malloc_sync(bytes.max(1)) }?))
     }
 
@@ -22,8 +22,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this owns the memory. The host has waited for all work that used it, unless a call failed. Errors are
-        // ignored, because nothing can be done about them.
+        // SAFETY: this value owns the memory. The host has waited for all work that used the memory, unless a call
+        // failed. `drop` cannot return an error, so errors are ignored.
         let _ = unsafe { result::free_sync(self.0) };
     }
 }
@@ -48,7 +48,7 @@ impl Clock {
 
     /// Enqueues a copy from device memory to device memory.
     pub(super) fn copy(&self, to: u64, from: u64, bytes: usize) -> Outcome<()> {
-        // SAFETY: both are device memory of at least this length, and only this stream uses them.
+        // SAFETY: source and target are device memory of at least this length, and only this stream uses them.
         Ok(unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }?)
     }
 
@@ -71,7 +71,7 @@ impl Clock {
         Ok(unsafe { result::stream::synchronize(self.stream) }?)
     }
 
-    /// Measures the device's time for the work that `enqueue` enqueues, in seconds. Waits for it.
+    /// Measures how long the device takes for the work that `enqueue` enqueues, in seconds. Waits for this work.
     pub(super) fn once(&self, enqueue: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
         // SAFETY: the stream and the events are never destroyed.
         unsafe {

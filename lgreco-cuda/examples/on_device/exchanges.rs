@@ -6,8 +6,8 @@ use lgreco::rng::Stream;
 use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
 
 impl Bench {
-    /// Measures and checks steps of an exchange among [`RANKS`] ranks that all send the same message. `shapes` is one
-    /// layer or a model's layers.
+    /// Measures and checks steps of an exchange among [`RANKS`] ranks that all send the same message. `shapes` are the
+    /// shapes of one layer or of all layers of a model.
     pub(super) fn exchange(&mut self, model: &str, name: &str, setting: SettingOf, shapes: &[Shape]) -> Outcome<()> {
         let config = ExchangeConfig { world: RANKS as u32, dtype: self.dtype, ..ExchangeConfig::default() };
         let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
@@ -44,7 +44,7 @@ impl Bench {
         self.line_of_exchange(model, &line, ((8 + size) * total + message, encode, cpu));
 
         // A message has the number of its step, and a step accepts no message with another number. So each step copies
-        // its own message into the slots of the other ranks.
+        // this rank's message into the slots of the other ranks.
         let mut finish = f64::INFINITY;
         for step in 0..=runs()? as u32 {
             // SAFETY: the addresses are valid for the gradients and for all messages.

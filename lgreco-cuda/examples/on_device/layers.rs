@@ -77,12 +77,12 @@ impl Bench {
         }
         self.line(&format!("encode {name}"), here, cpu);
         if self.dtype != Dtype::F32 {
-            // Payloads of any type decode to f32, so decoding is measured only once.
+            // Payloads decode to f32 for gradients of any type, so decoding is measured only for f32 gradients.
             return Ok(());
         }
 
         let here = clock.seconds(CALLS, || {
-            // SAFETY: the first address has the payload just made. The second is valid for the decoded values.
+            // SAFETY: the first address holds an encoded payload. The second address is valid for the decoded values.
             Ok(unsafe { self.backend.decode_on_device(&setting, self.shape, payload.at(), self.other.at()) }?)
         })?;
         self.backend.check()?;

@@ -1,14 +1,14 @@
 //! Checks an NVIDIA GPU and measures times on it. `on_device [SECTION...]` runs the given sections, or all of them.
-//! `on_device --list` prints their names, and `on_device --device` describes the device. A failed section does not stop
-//! the later ones. The exit status is 1 if any section failed.
+//! `on_device --list` prints the names of the sections, and `on_device --device` describes the device. A failed section
+//! does not stop the later ones. The exit status is 1 if any section failed.
 //!
-//! Sections are either suites (conformance, exchanges, graphs) or figures. Figures are times of rows, payloads,
-//! exchanges and tables, and shares of the bandwidth of a copy. Every result is compared with the CPU's. For the table
-//! of a model, only the rows of two layers are compared.
+//! Sections are either suites (conformance, exchanges, graphs) or figures. Figures measure error-table rows, whole
+//! tables, payloads and exchanges: the time, and the bandwidth relative to that of a plain copy. Every result is
+//! compared with the CPU's result. For a model's error table, only the rows of two layers are compared.
 //!
-//! Environment variables: `LGRECO_BENCH_ELEMENTS` sets the number of values (default 2^26). With fewer than 2^20, the
-//! suites damage fewer bytes, and each time is measured once. `LGRECO_BENCH_RUNS` sets the number of runs (default 6);
-//! the time of the fastest run is printed.
+//! Environment variables: `LGRECO_BENCH_ELEMENTS` sets the number of values (default 2^26). With fewer than 2^20
+//! values, the suites damage fewer bytes, and each time is measured once. `LGRECO_BENCH_RUNS` sets the number of runs
+//! (default 6); the time of the fastest run is printed.
 
 #[path = "../../tests/checks/mod.rs"]
 mod checks;
@@ -47,12 +47,12 @@ const NORM: f64 = 1e-4;
 const SENT: f32 = 1.0 / 256.0;
 /// Number of ranks of an exchange.
 const RANKS: usize = 8;
-/// With fewer values than this, times are not meaningful.
+/// Smallest number of values for which measured times are meaningful.
 const FEW: usize = 1 << 20;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Reads a number from an environment variable, or returns `otherwise`.
+/// Reads a number from an environment variable. If the variable is not set, returns `otherwise`.
 fn number(variable: &str, otherwise: usize) -> Outcome<usize> {
     match std::env::var(variable) {
         Ok(text) => Ok(text.parse().map_err(|error| format!("{variable} is {text}: {error}"))?),
@@ -60,7 +60,7 @@ fn number(variable: &str, otherwise: usize) -> Outcome<usize> {
     }
 }
 
-/// Number of values with which figures are measured.
+/// Number of gradient values in measurements.
 fn elements() -> Outcome<usize> {
     number("LGRECO_BENCH_ELEMENTS", 1 << 26)
 }
@@ -210,12 +210,12 @@ struct Bench {
     backend: CudaBackend,
     shape: Shape,
     values: Vec<f32>,
-    /// The same values in bf16; empty while gradients are f32.
+    /// The gradient's values in bf16; empty while gradients are f32.
     narrow: Vec<Bf16>,
     dtype: Dtype,
     gradient: Memory,
     other: Memory,
-    /// Bytes that a copy reads and writes per second.
+    /// Bytes per second that a plain copy reads and writes.
     bandwidth: f64,
 }
 
@@ -273,12 +273,12 @@ impl Bench {
         Ok(unsafe { DeviceGradient::new(self.gradient.at(), self.dtype, self.shape) }?)
     }
 
-    /// Prints a line about a call that must at least read the gradient.
+    /// Prints the time of a call, and its bandwidth as if it only read the gradient.
     fn line(&self, name: &str, here: f64, cpu: f64) {
         self.line_of(name, self.dtype.bytes() * self.values.len(), here, cpu);
     }
 
-    /// Prints a line about a call that must read and write `bytes` bytes.
+    /// Prints the time of a call that reads and writes `bytes` bytes in all, and its bandwidth.
     fn line_of(&self, name: &str, bytes: usize, here: f64, cpu: f64) {
         let (name, read) = (self.named(name), bytes as f64 / here);
         println!(

@@ -7,9 +7,9 @@ use lgreco_testing::models::resnet_50;
 
 impl Bench {
     /// The layer shapes of ResNet-50 and of a transformer with GPT-2's shapes. `tests/peers/gpu.py` measures the
-    /// published method on the same transformer. If the bench has fewer than 3072 · 768 values, the models are smaller:
-    /// the first six layers of ResNet-50, and one block of the transformer with an eighth of each dimension. Layers
-    /// with more values than the bench are left out.
+    /// published method on the same transformer. If the benchmark has fewer than 3072 · 768 values, the models are
+    /// smaller: the first six layers of ResNet-50, and one block of the transformer with an eighth of each dimension.
+    /// Layers that have more values than the benchmark are left out.
     fn models(&self) -> Outcome<[(&'static str, Vec<Shape>); 2]> {
         let is_small = self.values.len() < 3072 * 768;
         let (blocks, part) = if is_small { (1, 8) } else { (37, 1) };
@@ -48,8 +48,7 @@ impl Bench {
                 };
                 let bytes = size * shape.elements();
                 self.clock.copy(at, self.gradient.at(), bytes)?;
-                // SAFETY: each layer has this many values at its address, and `of_all` is as long as all layers
-                // together.
+                // SAFETY: `of_all` has the length of all layers together, so each layer's address has enough values.
                 let gradient = unsafe { DeviceGradient::new(at, self.dtype, shape) }?;
                 jobs.push(DeviceJob { gradient, candidates, stream: Stream::default() });
                 at += bytes as u64;
@@ -76,7 +75,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures exchanges of all models. A model's gradients are the first values, one layer after another.
+    /// Measures exchanges of all models. The layers of a model take the benchmark's first values, one layer after
+    /// another.
     pub(super) fn steps_of_models(&mut self) -> Outcome<()> {
         for (model, shapes) in self.models()? {
             let total: usize = shapes.iter().map(|shape| shape.elements()).sum();

@@ -1,4 +1,4 @@
-//! Gradients in bf16. They are the f32 gradients, rounded, and use the same device memory.
+//! Gradients in bf16: the f32 gradients are rounded, and the bf16 values replace them in device memory.
 
 use super::*;
 use lgreco::gradient::{Bf16, Element, Gradient, Values};
@@ -12,12 +12,12 @@ impl Bench {
         self.clock.upload(self.gradient.at(), &self.narrow)
     }
 
-    /// Returns the label of a printed line. It includes the type of the gradients unless that is f32.
+    /// Returns the label of a printed line. For bf16 gradients, the label includes the type.
     pub(super) fn named(&self, name: &str) -> String {
         if self.dtype == Dtype::F32 { name.into() } else { format!("{name}, bf16") }
     }
 
-    /// Returns the first values of the gradient, in the type that it has on the device.
+    /// Returns the first values of the gradient, in the gradient's type on the device.
     pub(super) fn host(&self, shape: Shape) -> Outcome<Gradient<'_>> {
         let count = shape.elements();
         let values = match self.dtype {

@@ -10,7 +10,7 @@ fn norm(values: impl Iterator<Item = f32>) -> f64 {
 }
 
 impl Bench {
-    /// Measures whole steps of a single rank, so sums equal this rank's values.
+    /// Measures whole steps of a single rank. The sums over ranks therefore equal this rank's values.
     pub(super) fn sums(&mut self, model: &str, name: &str, setting: SettingOf, shapes: &[Shape]) -> Outcome<()> {
         let layers: Vec<(Shape, Setting)> = shapes.iter().map(|&shape| (shape, setting(shape))).collect();
         let config = ExchangeConfig { dtype: self.dtype, reduce_dtype: self.dtype, ..ExchangeConfig::default() };
@@ -50,14 +50,15 @@ impl Bench {
         let line = format!("exchange: {name}, a whole step");
         // Counts the bytes per value. The step reads the gradient and the residual, and writes the mean and the
         // residual. For uncompressed layers, it also writes and reads the sum over the ranks. For PowerSGD, it first
-        // writes the sum of gradient and residual in place of the residual. It reads that sum twice and then writes the
-        // new residual.
+        // writes the sum of gradient and residual in place of the residual. Under PowerSGD, the step then reads that
+        // sum twice and writes the new residual.
         let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
         self.line_of_exchange(model, &line, (of_value * total, here, cpu));
         Ok(())
     }
 
-    /// Asserts that the means are the product of the factors. Returns the seconds that the CPU takes for such a step.
+    /// Asserts that the means are the product of the factors. Returns the seconds that the CPU takes for a PowerSGD
+    /// step of this shape.
     fn check_factors(&self, shape: Shape, [p, q]: [&[f32]; 2], means: &[f32]) -> Outcome<f64> {
         let rank = powersgd::effective_rank(shape, 4) as u32;
         let (p, q) = (&p[..shape.rows() * rank as usize], &q[..shape.cols() * rank as usize]);
