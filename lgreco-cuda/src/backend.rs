@@ -1,5 +1,5 @@
-//! [`CudaBackend`] implements the core's trait [`Backend`]. It also has the same operations for the caller's device
-//! memory.
+//! [`CudaBackend`] implements the core's trait [`Backend`]. The backend also offers these operations for gradients and
+//! payloads in the caller's device memory.
 
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::device::{Device, Part};
@@ -60,12 +60,13 @@ impl CudaBackend {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
 
-    /// Uses the caller's stream, in the context of that stream. All work goes to this stream, and calls may come from
-    /// any thread. `cudaStream_t` and `CUstream` are the same type, and null is the default stream. The context of a
-    /// default stream is the one that is current on the calling thread. While the stream is being captured into a
-    /// graph, calls return [`Error::Captured`]. There are two reasons: calls may wait and allocate, and each replay of
-    /// the graph would use the same random words. A backend that is dropped during a capture frees nothing. Its
-    /// workspace, kernels, page-locked memory and events then stay until the context ends.
+    /// Makes a backend on the caller's stream, in the context of that stream. All work of the backend goes to this
+    /// stream. Any thread may call the backend. `cudaStream_t` and `CUstream` are the same type, and null is the
+    /// default stream. For a default stream, the backend uses the context that is current on the calling thread. While
+    /// the stream is being captured into a graph, calls return [`Error::Captured`]. Calls cannot be captured for two
+    /// reasons: calls may wait and allocate, and each replay of the graph would use the same random words. A backend
+    /// that is dropped during a capture frees nothing: the workspace, kernels, page-locked memory and events stay until
+    /// the context ends.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -83,7 +84,7 @@ impl CudaBackend {
     /// # Safety
     /// The stream belongs to its context, and both outlive the backend.
     pub unsafe fn with_stream(stream: *mut c_void) -> Result<Self> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller guarantees that the stream belongs to its context and that both outlive the backend.
         Ok(Self::on(Box::new(unsafe { Driver::with_stream(stream) }?)))
     }
 
@@ -96,8 +97,8 @@ impl CudaBackend {
     /// * TopK, also in few bits, and EDEN;
     /// * PowerSGD for sides up to 2^31, if the rank is at most 1024 or the matrix has at most 1024 rows or columns.
     ///
-    /// It refuses other settings ([`Error::Method`]). There is one exception: under QSGD with other buckets, the CPU
-    /// compresses gradients that are in host memory.
+    /// The backend refuses all other settings ([`Error::Method`]), with one exception: under QSGD with other bucket
+    /// sizes, the CPU compresses gradients in host memory.
     ///
     /// ```
     /// use lgreco::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
@@ -121,9 +122,9 @@ impl CudaBackend {
         }
     }
 
-    /// Bytes of device memory held between calls: the workspace. It grows with the largest layer. Under PowerSGD, and
-    /// under TopK in few bits, it also grows with the number of layers. The limit for each of these methods is 512 MiB
-    /// plus one layer. [`reserve`](CudaBackend::reserve) allocates it beforehand.
+    /// Bytes of the workspace: device memory that the backend holds between calls. The workspace grows with the largest
+    /// layer. Under PowerSGD, and under TopK in few bits, it also grows with the number of layers, up to 512 MiB plus
+    /// one layer for each of these methods. [`reserve`](CudaBackend::reserve) allocates the workspace beforehand.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }
@@ -131,13 +132,13 @@ impl CudaBackend {
     /// Done: waits for all enqueued work.
     ///
     /// # Errors
-    /// [`Error::Driver`], also if work that was enqueued earlier has failed.
+    /// [`Error::Driver`] if the wait, or any earlier enqueued work, has failed.
     pub fn synchronise(&mut self) -> Result<()> {
         self.gpu.synchronise()
     }
 
-    /// The device's error in full, for the last call through [`Backend`] that returned
-    /// [`Device`](lgreco::Error::Device). The text of that error is shorter.
+    /// The full error of the device for the last call through [`Backend`] that returned
+    /// [`Device`](lgreco::Error::Device). [`Device`](lgreco::Error::Device) itself has no details.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
@@ -210,8 +211,8 @@ impl CudaBackend {
     /// The errors of [`decode`](lgreco::compress::decode), and errors of the device.
     ///
     /// # Safety
-    /// `address` is valid memory of four bytes per element in the backend's context. Nothing else uses it, except work
-    /// that is ordered before or after on the backend's stream.
+    /// `address` is valid memory of four bytes per element in the backend's context. Any other work on this memory is
+    /// ordered before or after this call on the backend's stream.
     pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<()> {
         let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
         self.decode_to_part(payload, target)
@@ -247,10 +248,10 @@ impl CudaBackend {
     }
 }
 
-/// Rows agree with the core's within 1e-4. Payloads of QSGD, TopK and EDEN, and the values they decode to, are the
-/// same, bit for bit, as the core's.
+/// Rows agree with the core's within 1e-4. Payloads of QSGD, TopK and EDEN are bit for bit the same as the core's, and
+/// so are their decoded values.
 impl Backend for CudaBackend {
-    /// 0: the workspace is in device memory.
+    /// No host workspace is needed, because the workspace is in device memory.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {
         0
     }
@@ -292,7 +293,7 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Done: like [`decode`], but into host memory.
+    /// Done: decodes like [`decode`], but writes the values to host memory.
     fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool> {
         let part = self.gpu.scratch(Scratch::Output, decoded_bytes(payload.header.shape))?;
         if !decode(&mut self.gpu, bytes, payload, part)? {

@@ -17,9 +17,9 @@ use lgreco::error::expect_room;
 use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 
-/// Size in bytes of the status that a call leaves on the device: two words. The first has the bits of the largest
-/// magnitude, or 0 if the largest magnitude is known to be finite. The second has TopK's k-th largest magnitude, or the
-/// faults of PowerSGD or EDEN.
+/// Size in bytes of the status that a call leaves on the device: two words. The first word has the bits of the largest
+/// magnitude, or 0 if all values are known to be finite. The second word has the k-th largest magnitude under TopK, or
+/// the faults under PowerSGD or EDEN.
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
@@ -46,7 +46,7 @@ pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> 
 }
 
 /// Enqueued: writes the body of a payload into `payload`, after the bytes of the header. Writes the status into
-/// `status`, which must be zero before.
+/// `status`, which must be zero before the call.
 pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -77,9 +77,9 @@ pub(crate) fn enqueue(
     }
 }
 
-/// Enqueued: decodes a payload that [`enqueue`] wrote for a gradient of this shape; its header is not read. `status`
-/// must be zeros before. Returns the status that a valid payload leaves, which [`check_decoded`] expects. Returns
-/// `None` if any bytes of the right length are a valid payload.
+/// Enqueued: decodes a payload that [`enqueue`] wrote for a gradient of this shape, without reading the payload's
+/// header. `status` must be zeros before the call. Returns the status that a valid payload leaves, which
+/// [`check_decoded`] expects. Returns `None` if any bytes of the right length are a valid payload.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -116,7 +116,7 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
     }
 }
 
-/// Bytes of a status that has two more words, for the position and the value of the element at fault.
+/// Bytes of an extended status: two more words have the position and the value of the first invalid element.
 pub(crate) const TOLD: u64 = STATUS + 8;
 
 /// The smallest magnitude that cannot be encoded, as bits of f32.
@@ -127,8 +127,8 @@ fn limit(setting: &Setting) -> u32 {
     }
 }
 
-/// Enqueued: like [`enqueue`], but also writes the header. The position and the value of the element at fault, if any,
-/// go to the second half of `status`, which has [`TOLD`] bytes.
+/// Enqueued: like [`enqueue`], but also writes the header. If an element is invalid, its position and value go to the
+/// second half of `status`, which has [`TOLD`] bytes.
 pub(crate) fn enqueue_told(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -148,7 +148,8 @@ pub(crate) fn enqueue_told(
     magnitude::end_payload(gpu, &tensor, limit(setting), [status, status.from(STATUS)], (header, payload))
 }
 
-/// Returns the error that a status of [`TOLD`] bytes reports. The gradient is not read, so it need not exist any more.
+/// Returns the error that a status of [`TOLD`] bytes reports. This check does not read the gradient, so the gradient's
+/// memory may already be freed.
 pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<()> {
     let (index, value) = magnitude::told([low, high]);
     let is_finite = largest < INFINITY;
@@ -163,7 +164,8 @@ pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 
     if let Setting::PowerSgd(_) = setting { powersgd::fault(second) } else { Ok(()) }
 }
 
-/// `Err` unless `status` is `expected`, which every payload from an encoder leaves. `None` accepts any status.
+/// `Err` unless decoding has left the status `expected`, as it does for every payload from an encoder. If `expected` is
+/// `None`, any status is accepted.
 pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<()> {
     if expected.is_none_or(|expected| status == expected) {
         return Ok(());
@@ -199,8 +201,8 @@ pub(crate) fn encode(
 }
 
 /// Enqueued for QSGD, done for other methods: decodes `bytes`, parsed as `payload`, into the f32 values of `target`.
-/// Returns `false` if the core must decode instead. This is the case if there is no kernel for the method or the size,
-/// if the payload has no values, or if no encoder can have written it.
+/// Returns `false` if the core must decode instead. The core decodes if there is no kernel for the method or the size,
+/// if the payload has no values, or if no encoder can have written the payload.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;

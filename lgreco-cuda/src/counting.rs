@@ -24,7 +24,7 @@ impl Kernels {
     }
 }
 
-/// The recording device. A download leaves the caller's bytes as they were.
+/// The recording device. A download does not change the caller's bytes.
 #[derive(Default)]
 pub(crate) struct Counting {
     pub(crate) kernels: Kernels,

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::kernels::Kernel;
 
 /// Memory of a device; the host never dereferences its address. A part is an allocation, a piece of another part, or
-/// memory at an address that the caller promises to be valid. So kernels get only memory that exists.
+/// memory at an address that the caller promises to be valid. So kernels receive only valid memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) address: u64,
@@ -38,7 +38,7 @@ impl Part {
 /// Threads per block. `device.cu` has the same constant.
 pub(crate) const BLOCK: u32 = 256;
 
-/// One launch of a kernel. Its arguments are `params`, by value, and then the addresses of `parts`.
+/// One launch of a kernel. The kernel's arguments are `params`, by value, and then the addresses of `parts`.
 pub(crate) struct Launch<'a> {
     pub(crate) kernel: Kernel,
     pub(crate) blocks: u32,
@@ -47,14 +47,14 @@ pub(crate) struct Launch<'a> {
     /// The kernel's `Params`, as bytes.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],
-    /// Whether the launch may be captured into a graph. No argument may change from step to step, and the kernel must
-    /// be loaded.
+    /// Whether the launch may be captured into a graph. Such a launch must have the same arguments in every step, and
+    /// its kernel must already be loaded.
     pub(crate) capturable: bool,
 }
 
 /// A device with one stream: enqueued work happens in the order of the calls. Any call may return an error of earlier
-/// work. In the comments, "Enqueued:" means that the work may still be running when the call returns, and "Done:" that
-/// it is complete.
+/// work. In the comments, "Enqueued:" means that the work may still be running when the call returns. "Done:" means
+/// that the work is complete.
 pub(crate) trait Device: Send {
     /// `Err` while memory cannot be freed, because the stream is being captured.
     fn may_free(&self) -> Result<()> {
@@ -64,14 +64,14 @@ pub(crate) trait Device: Send {
     /// Done: allocates memory aligned to 256 bytes. Its content is undefined.
     fn allocate(&mut self, bytes: u64) -> Result<Part>;
 
-    /// Frees memory. Only work that was enqueued before may use it.
+    /// Frees memory. Only work that was enqueued before this call may use the memory.
     fn free(&mut self, part: Part);
 
     /// Done: loads a kernel, so that its first launch takes no longer than later ones.
     fn prepare(&mut self, kernel: Kernel) -> Result<()>;
 
-    /// Done: enlarges the page-locked memory so that this many bytes can be uploaded one after another without a wait.
-    /// An upload still waits if earlier bytes, which the device has not yet read, fill that memory.
+    /// Done: enlarges the page-locked memory so that uploads of this many bytes in all need no wait. An upload still
+    /// waits while the page-locked memory is full of bytes that the device has not read.
     fn stage(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
@@ -82,10 +82,10 @@ pub(crate) trait Device: Send {
         true
     }
 
-    /// Enqueued: sets a word. The value is part of the command.
+    /// Enqueued: sets a word. The value is part of the command, so nothing is uploaded.
     fn set(&mut self, word_at: Part, word: u32) -> Result<()>;
 
-    /// Enqueued: uploads `bytes`, which must be as long as the part. The call reads them before it returns.
+    /// Enqueued: uploads `bytes`, which must be as long as the part. The call reads `bytes` before it returns.
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<()>;
 
     /// Enqueued: fills the part with zeros.
@@ -97,12 +97,12 @@ pub(crate) trait Device: Send {
     /// Enqueued: launches a kernel.
     fn launch(&mut self, launch: Launch<'_>) -> Result<()>;
 
-    /// Number of the kernel's blocks, with this many threads each, that run at the same time.
+    /// Number of blocks of the kernel that the device runs at the same time, with this many threads per block.
     fn resident(&mut self, _: Kernel, _threads: u32) -> Result<u64> {
         Ok(2048)
     }
 
-    /// Done, after all earlier work: copies `from` to `bytes`, which must have the same length.
+    /// Done: copies `from` to `bytes` after all earlier work. Both must have the same length.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()>;
 
     /// Done: waits for all enqueued work.

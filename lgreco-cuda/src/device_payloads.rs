@@ -1,8 +1,9 @@
 //! Encodes and decodes payloads that never leave the device, for collectives such as NCCL's.
 //!
 //! After each encoding, a kernel checks the status. If the gradient cannot be compressed, the kernel records the
-//! position and the value at fault. The later check does not read the gradient, so work that is enqueued next may
-//! overwrite it. Errors of the driver name no layer, because they may belong to work that was enqueued earlier.
+//! position and the value of the first invalid element. `CudaBackend::check` later reads this record instead of the
+//! gradient, so work that is enqueued after the encoding may overwrite the gradient. Errors of the driver name no
+//! layer, because they may belong to work that was enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -55,7 +56,7 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `address` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes in the backend's
-    /// context. It does not overlap the gradient. Nothing else uses it, except work that is ordered before or after on
+    /// context. This memory does not overlap the gradient. Any other work on it is ordered before or after this call on
     /// the backend's stream.
     pub unsafe fn encode_to_device(
         &mut self,
@@ -74,9 +75,9 @@ impl CudaBackend {
         Ok(len)
     }
 
-    /// Done: checks all calls since the last check, with one wait. It returns `Ok` if every gradient passed to
+    /// Done: checks all calls since the last check, with one wait. The call returns `Ok` if every gradient passed to
     /// [`encode_to_device`](CudaBackend::encode_to_device) could be compressed, and if an encoder wrote every payload
-    /// passed to [`decode_on_device`](CudaBackend::decode_on_device). It reads no gradient.
+    /// passed to [`decode_on_device`](CudaBackend::decode_on_device). The call reads no gradient.
     ///
     /// ```no_run
     /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
@@ -85,22 +86,23 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first call that failed. `job` is its number, from 0, among the calls of both kinds that returned `Ok` since
-    /// the last check; calls that cannot fail are included. The error is that of
+    /// The error of the first call that failed: an error of
     /// [`Compressor::encode`](lgreco::compress::Compressor::encode), or [`PayloadBody`](lgreco::Error::PayloadBody).
-    /// Later calls may have failed too, without a report: no output of any of these calls may be used. Errors of the
-    /// device come without a number. In that case no call has been checked, and the next check tries again.
+    /// `job` counts from 0 the encoding and decoding calls that returned `Ok` since the last check, including calls
+    /// that cannot fail. Later calls may have failed without a report, so discard the outputs of all calls since the
+    /// last check. For errors of the device, `job` is `None`; then no call has been checked, and the next check tries
+    /// again.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
         if pending.calls.is_empty() {
             return Ok(());
         }
         let Some(statuses) = pending.statuses else {
-            // None of these calls can fail, so none has a status.
+            // Without memory for statuses, all pending calls are of kinds that cannot fail.
             pending.calls.clear();
             return Ok(());
         };
-        // If the read fails, the calls remain to be checked.
+        // If the read fails, the calls stay pending, and a later check covers them.
         let words = gpu.read::<u32>(statuses.cut(0, TOLD * pending.calls.len() as u64))?;
         let calls = pending.clear(gpu)?;
         for (job, (call, status)) in calls.iter().zip(words.as_chunks::<4>().0).enumerate() {
@@ -114,21 +116,21 @@ impl CudaBackend {
     }
 
     /// Enqueued: decodes a payload at the device address `payload` into f32 values at the address `values`, a multiple
-    /// of 4. If payloads of several workers lie one after another, most do not begin at a multiple of 4. Such payloads
-    /// are first copied to the workspace. The payload must come from
+    /// of 4. A payload that does not begin at a multiple of 4 is first copied to the workspace. This is common if the
+    /// payloads of several workers lie one after another. The payload must come from
     /// [`encode_to_device`](CudaBackend::encode_to_device), on any worker, for a gradient of this shape under this
-    /// setting. If the payload has other bytes, the values are arbitrary, or [`check`](CudaBackend::check) reports an
-    /// error. The header is not read.
+    /// setting. If the payload has other bytes, the decoded values are arbitrary, or [`check`](CudaBackend::check)
+    /// reports an error. The call does not read the payload's header.
     ///
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for a wrong parameter of the setting. [`Error::Memory`] if an address is
-    /// 0, if that of the values is not a multiple of 4, and after 4096 calls without a check. [`Error::Method`] for
+    /// 0, if the address `values` is not a multiple of 4, and after 4096 calls without a check. [`Error::Method`] for
     /// methods that the device does not decode. Errors of the device.
     ///
     /// # Safety
-    /// `payload` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes, and `values` of
-    /// four bytes per element. Both are in the backend's context and do not overlap. Nothing else uses them, except
-    /// work that is ordered before or after on the backend's stream.
+    /// `payload` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes. `values` is valid
+    /// memory of four bytes per element. Both memories are in the backend's context and do not overlap. Any other work
+    /// on them is ordered before or after this call on the backend's stream.
     pub unsafe fn decode_on_device(
         &mut self,
         setting: &Setting,

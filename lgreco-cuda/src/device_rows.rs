@@ -25,14 +25,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsBytes {
-    /// Bytes of working memory, in use until the enqueued work is done.
+    /// Bytes of the workspace, which is in use until the enqueued work is done.
     pub workspace: u64,
     /// Bytes of the results, a multiple of 8.
     pub results: u64,
 }
 
-/// Enqueues the jobs on a recording device. Returns that device with the workspace that the jobs need, and the number
-/// of host bytes that they upload.
+/// Enqueues the jobs on a recording device. Returns the recording device with the workspace that the jobs need, and the
+/// number of host bytes that the jobs upload.
 fn rehearsed(jobs: &[Work<'_>]) -> Result<(Gpu, usize), DeviceJobError> {
     check_all(jobs)?;
     let uploaded = Arc::new(AtomicUsize::new(0));
@@ -56,13 +56,13 @@ impl CudaBackend {
         Ok(RowsBytes { workspace: gpu.room(), results: results_bytes(&jobs) })
     }
 
-    /// Enqueued: like [`measure_device`](CudaBackend::measure_device), but without a wait, and in the caller's memory.
-    /// The results go to `results`. The caller copies them to the host, for example to page-locked memory with an event
-    /// after the copy. [`read_rows`](CudaBackend::read_rows) then makes the rows from them.
+    /// Enqueued: measures like [`measure_device`](CudaBackend::measure_device), but without a wait, and in the caller's
+    /// memory. The results go to `results`. The caller copies the results to the host, for example to page-locked
+    /// memory with an event after the copy. Then [`read_rows`](CudaBackend::read_rows) makes the rows from the copy.
     ///
     /// The call waits in three cases. The first call of a backend loads kernels. A call that uploads more bytes of
-    /// tables than every earlier call enlarges the page-locked memory to twice that number. A call also waits while
-    /// that memory is full of tables that the device has not read.
+    /// tables than every earlier call enlarges the page-locked memory to twice that number. A call also waits while the
+    /// page-locked memory is full of tables that the device has not read.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError};
@@ -87,16 +87,17 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The errors of [`rows_bytes`](CudaBackend::rows_bytes). With `job: None`: [`Error::Memory`] if an address is 0,
-    /// if that of the workspace is not a multiple of 256, or if that of the results is not a multiple of 8. Errors of
-    /// the device.
+    /// if the address `workspace` is not a multiple of 256, or if the address `results` is not a multiple of 8. Errors
+    /// of the device.
     ///
     /// # Complexity
-    /// The cost of [`measure_device`](CudaBackend::measure_device); the host makes the tables of layers twice.
+    /// The cost of [`measure_device`](CudaBackend::measure_device). In addition, the host makes the tables of layers a
+    /// second time.
     ///
     /// # Safety
     /// Workspace and results are valid memory of the sizes that [`rows_bytes`](CudaBackend::rows_bytes) returns, in the
-    /// backend's context. They overlap neither each other nor the gradients. Nothing else uses them, except work that
-    /// is ordered before or after on the backend's stream.
+    /// backend's context. Workspace and results overlap neither each other nor the gradients. Any other work on this
+    /// memory is ordered before or after this call on the backend's stream.
     pub unsafe fn enqueue_rows(
         &mut self,
         jobs: &[DeviceJob<'_>],
@@ -118,16 +119,16 @@ impl CudaBackend {
     /// [`Error::Memory`] if the address is 0 or not a multiple of 8; errors of the device.
     ///
     /// # Safety
-    /// `results` has that many words in the backend's context. Nothing else writes them, except work that is ordered
-    /// before or after on the backend's stream.
+    /// `results` is valid memory of `words.len()` words in the backend's context. Any other work that writes this
+    /// memory is ordered before or after this call on the backend's stream.
     pub unsafe fn fetch_results(&mut self, results: u64, words: &mut [u64]) -> Result<()> {
         let results = checked(results, size_of_val(words) as u64, 8)?;
         self.gpu_mut().read_into(results, bytemuck::cast_slice_mut(words))
     }
 
     /// Makes the rows of these jobs, one after another, from the words that [`enqueue_rows`](CudaBackend::enqueue_rows)
-    /// left. It uses the device only if a gradient is not finite, or so large that a payload might overflow. In that
-    /// case the call waits, and the gradients must still exist.
+    /// left. The call uses the device only if a gradient is not finite, or so large that a payload might overflow. Then
+    /// the call waits for the device, and the gradients must still exist.
     ///
     /// # Errors
     /// The errors of [`measure_device`](CudaBackend::measure_device). Without a job: [`Length`](lgreco::Error::Length),

@@ -1,5 +1,5 @@
-//! Implements [`Device`] with the CUDA driver: a context, a stream and modules. Every call makes the context current,
-//! and afterwards restores the previous one.
+//! Implements [`Device`] with the CUDA driver: a context, a stream and modules. Every call makes its context current,
+//! and afterwards restores the previously current context.
 
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::error::version;
@@ -103,13 +103,14 @@ pub(crate) struct Driver {
     cuda: &'static Cuda,
     context: CUcontext,
     stream: CUstream,
-    /// The device, if this value retains its primary context and owns the stream.
+    /// The device, if this value retains the device's primary context and owns the stream.
     own: Option<CUdevice>,
     architecture: Architecture,
-    /// The loaded modules, shared by all backends of the context. `None` after this value has given the modules back.
+    /// The loaded modules, shared by all backends of the context. `None` once this value has released its use of the
+    /// modules.
     modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, CUfunction>,
-    /// Number of blocks of each kernel that run at the same time.
+    /// For each kernel, the number of blocks that the device runs at the same time.
     resident: HashMap<Kernel, u64>,
     staging: Option<Staging>,
 }
@@ -155,7 +156,7 @@ impl Driver {
         let device = started.device(ordinal)?;
         let (cuda, architecture) = (started.cuda, started.architecture(device)?);
         let mut context = null_mut();
-        // SAFETY: the driver returned the device. Dropping `driver`, which is made next, releases the context, also
+        // SAFETY: the driver returned the device. The next line makes `driver`; dropping it releases the context, also
         // after an error.
         unsafe { cuda.cuDevicePrimaryCtxRetain(&mut context, device) }?;
         let mut driver = Driver::of(cuda, context, null_mut(), Some(device), architecture);
@@ -167,7 +168,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Uses a stream, in the context of that stream. For a default stream, this is the current context.
+    /// Makes a driver on an existing stream, in the context of that stream. A default stream belongs to the current
+    /// context.
     ///
     /// # Safety
     /// The stream and its context outlive the returned value.
@@ -217,8 +219,8 @@ impl Driver {
         Current::make(self.cuda, self.context)
     }
 
-    /// Makes the context current for a call that enqueues. Refuses a stream that is being captured. A replay of the
-    /// graph would repeat the random words, the addresses and the bytes of this call.
+    /// Makes the context current for a call that enqueues work. Refuses a stream that is being captured, because a
+    /// replay of the graph would repeat the call's random words, addresses and bytes.
     fn enter(&self) -> Result<Current> {
         let current = self.current()?;
         uncaptured(self.cuda, self.stream)?;
@@ -264,8 +266,8 @@ impl Device for Driver {
     fn allocate(&mut self, bytes: u64) -> Result<Part> {
         let _current = self.enter()?;
         let mut address = 0;
-        // SAFETY: kernels write the memory before they read it, which tests check. All work that uses it is enqueued on
-        // the same stream.
+        // SAFETY: kernels write new memory before they read it, which tests check. All work that uses the memory is
+        // enqueued on the same stream.
         match unsafe { self.cuda.cuMemAllocAsync(&mut address, bytes as usize, self.stream) } {
             Err(failure) if failure.code == OUT_OF_MEMORY => Err(Error::OutOfMemory { bytes }),
             outcome => {
@@ -281,8 +283,8 @@ impl Device for Driver {
         if uncaptured(self.cuda, self.stream) == Err(Error::Captured) {
             return;
         }
-        // SAFETY: the part comes from `allocate`. All work that uses it was enqueued before, on the same stream. An
-        // error is ignored, because nothing can be done about it.
+        // SAFETY: the part comes from `allocate`. All work that uses the part was enqueued earlier on the same stream.
+        // `free` cannot return an error, so an error is ignored.
         let _ = unsafe { self.cuda.cuMemFreeAsync(part.address, self.stream) };
     }
 
@@ -324,7 +326,7 @@ impl Device for Driver {
 
     fn set(&mut self, word_at: Part, word: u32) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: a part is valid memory. This part is as large as a word, and aligned like one.
+        // SAFETY: every part is valid memory. This part has the size and the alignment of a word.
         Ok(unsafe { self.cuda.cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) }?)
     }
 
@@ -337,14 +339,14 @@ impl Device for Driver {
     fn clear(&mut self, part: Part) -> Result<()> {
         let _current = self.enter()?;
         let bytes = part.bytes as usize;
-        // SAFETY: a part is valid memory.
+        // SAFETY: every part is valid memory.
         Ok(unsafe { self.cuda.cuMemsetD8Async(part.address, 0, bytes, self.stream) }?)
     }
 
     fn copy(&mut self, from: Part, to: Part) -> Result<()> {
         let _current = self.enter()?;
         let bytes = from.bytes as usize;
-        // SAFETY: parts are valid memory.
+        // SAFETY: every part is valid memory.
         Ok(unsafe { self.cuda.cuMemcpyDtoDAsync_v2(to.address, from.address, bytes, self.stream) }?)
     }
 
@@ -352,8 +354,9 @@ impl Device for Driver {
         let _current = if launch.capturable { self.current()? } else { self.enter()? };
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
-        // SAFETY: the arguments are those of the kernel, as tests of every kernel assert, and are read before the call
-        // returns. Tests that run the kernels on the processor under a sanitizer check how they use their memory.
+        // SAFETY: tests of every kernel assert that these arguments have the number and types that the kernel declares.
+        // The driver reads the arguments before the call returns. Tests run the kernels on the processor under
+        // sanitizers, which check all memory accesses.
         let launched = unsafe {
             let (blocks, block, stream) = (launch.blocks, launch.block, self.stream);
             let mut params = params.pointers();
@@ -364,7 +367,7 @@ impl Device for Driver {
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: `bytes` is as long as the part. The wait ensures that nothing writes to it after the call.
+        // SAFETY: `bytes` is as long as the part. The wait ensures that nothing writes to `bytes` after the call.
         let copied = unsafe {
             self.cuda.cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from.address, bytes.len(), self.stream)
         };
@@ -386,12 +389,12 @@ impl Device for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let Ok(current) = self.current() else { return };
-        // During a capture everything stays allocated, because waiting would invalidate the capture.
+        // During a capture, `drop` frees nothing, because waiting would invalidate the capture.
         if uncaptured(self.cuda, self.stream) == Err(Error::Captured) {
             return self.modules.take().into_iter().for_each(Modules::leave);
         }
-        // SAFETY: all handles belong to this value and are not used again; the wait covers enqueued work. Errors are
-        // ignored, because nothing can be done about them.
+        // SAFETY: all handles belong to this value and are not used again. The wait ends all enqueued work first.
+        // `drop` cannot return an error, so errors are ignored.
         unsafe {
             let _ = self.wait();
             self.staging.iter_mut().for_each(Staging::free);

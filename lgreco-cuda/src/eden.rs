@@ -2,7 +2,7 @@
 //!
 //! A thread block takes a chunk of 4096 values: one EDEN block, or the shorter EDEN blocks at the end of a tensor. The
 //! thread block holds the chunk in shared memory. The Walsh–Hadamard transform takes three steps of four levels each,
-//! in registers. Additions have the same order as in the core, so payloads have the core's bits.
+//! in registers. Additions have the same order as in the core, so payloads are bit for bit the core's payloads.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, looping_pieces};
@@ -34,7 +34,7 @@ impl Params {
 }
 
 impl Params {
-    /// Parameters of a launch that measures rows. The table of layers holds the values of the other fields.
+    /// Parameters of a launch that measures rows. For rows, the kernel reads the other fields from the table of layers.
     pub(crate) fn of_rows(scale: Scale, widths: u32) -> Self {
         Params { least_squares: least_squares(scale), widths, ..Params::default() }
     }
@@ -70,8 +70,8 @@ pub(crate) fn seed(stream: Stream) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
 
-/// Enqueued: writes all of `payload` except the header. The two words of `status` must be zeros before; [`check`] reads
-/// them.
+/// Enqueued: writes all of `payload` except the header. The two words of `status` must be zeros before the call;
+/// [`check`] reads them afterwards.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -86,16 +86,16 @@ pub(crate) fn encode(
     gpu.launch(kernel("encode_rotated"), params, &parts, looping_pieces(chunks(tensor.elements)))
 }
 
-/// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before.
-/// They stay 0 unless a scale or a decoded value is not finite, or unused bits are set.
+/// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before the
+/// call. For a valid payload, `status` stays zero: all scales and decoded values are finite, and unused bits are 0.
 pub(crate) fn decode(gpu: &mut Gpu, eden: Eden, payload: Part, target: &Tensor, status: Part) -> Result<()> {
     let parts = [payload.from(HEADER_LEN as u64), target.part, status];
     gpu.launch(kernel("decode_rotated"), params(target, eden), &parts, looping_pieces(chunks(target.elements)))
 }
 
-/// Returns the error of a gradient, if any. `found` reports the first value that is not finite. `overflow` is 0 if all
-/// blocks decode to finite values. If not, it is `!position` for the first value of the first block that decodes to a
-/// value that is not finite. If there are two errors, the one at the earlier position is returned.
+/// Returns the error of a gradient, if any. `found` reports the first gradient value that is not finite. `overflow` is
+/// 0 if all blocks decode to finite values. Otherwise `overflow` is `!position`, where `position` is the start of the
+/// first block that does not decode to finite values. Of two errors, the error at the earlier position is returned.
 pub(crate) fn check(found: Result<()>, overflow: u32) -> Result<()> {
     let comes_later = |index: usize| index as u64 >= u64::from(!overflow);
     match &found {

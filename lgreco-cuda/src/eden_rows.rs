@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.cu`.
 //!
-//! A block is rotated once. Then 64 threads measure each bit width, and the block measures four widths at a time. The
-//! sums have the order of the core's sums. Like the core, the kernels measure some blocks by decoding them: blocks of
-//! fewer than 256 values, and blocks whose errors are close to the rounding errors of f32.
+//! The kernel rotates an EDEN block once. Then 64 threads measure each bit width, four widths at a time. The kernel
+//! adds up errors in the core's order. Like the core, the kernel measures an EDEN block by decoding it in two cases:
+//! the block has fewer than 256 values, or its error is close to the rounding error of f32.
 
 use crate::Result;
 use crate::device::Part;
@@ -14,16 +14,16 @@ use bytemuck::{Pod, Zeroable};
 use lgreco::compress::eden::Scale;
 use lgreco::rng::Stream;
 
-/// Number of bit widths in a record of sums.
+/// Number of bit widths for which a record has error sums.
 const WIDTHS: u64 = 8;
 
 /// Result words of a layer: a word of faults, and a record of sums. The first half of the fault word is infinity if a
-/// value is not finite. The second half is the `overflow` of [`check`](crate::eden::check).
+/// value is not finite. The second half of the fault word is the argument `overflow` of [`check`](crate::eden::check).
 pub(crate) const RESULT_WORDS: usize = 1 + WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
-/// A tensor, and the stream of random words from which its signs are drawn.
+/// A tensor, and the random stream that determines the signs of its rotation.
 #[derive(Clone, Copy)]
 pub(crate) struct Job {
     pub(crate) tensor: Tensor,
@@ -68,8 +68,8 @@ impl Layer {
     ];
 }
 
-/// Enqueued: measures the squared errors of `bits`, which is not empty, for every job. The results of the jobs lie one
-/// after another. They must be zeros before.
+/// Enqueued: measures the squared errors at the bit widths `bits`, which is not empty, for every job. The results of
+/// the jobs lie one after another. `results` must be zeros before the call.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Job], scale: Scale, bits: &[u8], results: Part) -> Result<()> {
     let widths = bits.iter().fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
     let params = Params::of_rows(scale, widths);

@@ -31,7 +31,7 @@ pub enum Error {
         /// The device's compute capability.
         capability: String,
     },
-    /// The compiled kernels do not match the crate's sources: a kernel was changed and not compiled.
+    /// The compiled kernels do not match the crate's sources: a kernel's source was changed without a new compilation.
     #[error(
         "compiled/kernels has no code of {module} for {architecture}: its sources have changed; run \
          `cargo run --release -p lgreco-cuda --features testing --example compile_kernels`"
@@ -58,7 +58,7 @@ pub enum Error {
         /// The driver's message.
         reason: String,
     },
-    /// The device has no stream-ordered memory allocator. Some virtual GPUs lack it.
+    /// The device has no stream-ordered memory allocator, which some virtual GPUs lack.
     #[error("the device has no memory pools, which the backend allocates from")]
     NoPools,
     /// The driver or the device is too old.
@@ -77,8 +77,8 @@ pub enum Error {
         /// Size of the allocation.
         bytes: u64,
     },
-    /// The driver refused a call, or work that was enqueued earlier has failed. Some of these errors make the context
-    /// unusable.
+    /// The driver refused a call, or work that was enqueued earlier has failed. After some errors of the driver, the
+    /// context is unusable.
     #[error("the driver failed in {call}: {reason}")]
     Driver {
         /// The driver call that failed.
@@ -86,8 +86,8 @@ pub enum Error {
         /// The driver's message.
         reason: String,
     },
-    /// The stream is being captured into a graph. Replays would repeat the random words and the addresses of the
-    /// capture.
+    /// The stream is being captured into a graph. The call is refused, because replays of the graph would repeat its
+    /// random words and addresses.
     #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
     Captured,
     /// The caller's memory cannot be used.
@@ -115,8 +115,8 @@ impl From<lgreco_train::Error> for Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the device or its driver failed, as opposed to the input of the call. Work of an earlier call may have
-    /// caused the failure.
+    /// Whether the device or its driver failed. Such a failure does not depend on the call's input, and work of an
+    /// earlier call may have caused it.
     ///
     /// ```
     /// use lgreco_cuda::Error;

@@ -4,8 +4,8 @@
 //! layers under PowerSGD.
 //!
 //! Device memory holds two copies of the residuals. A step reads one copy and writes the other. The copies change roles
-//! only if no rank has failed. So one pass over gradients and residuals can make both the payloads and the new
-//! residuals, and a step that fails on any rank leaves the residuals unchanged.
+//! only if no rank has failed, so a step that fails on any rank leaves the residuals unchanged. With two copies, one
+//! pass over gradients and residuals makes both the payloads and the new residuals.
 
 #[cfg(feature = "train")]
 mod bucket;
@@ -40,7 +40,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
 }
 
-/// An [`ExchangeProgram`], which describes the exchange of a bucket, with its device memory.
+/// The exchange of a bucket: the [`ExchangeProgram`] that describes it, and its device memory.
 #[derive(Debug)]
 pub struct DeviceExchange {
     program: ExchangeProgram,
@@ -57,7 +57,8 @@ impl DeviceExchange {
         [rest.cut(0, layers), rest.from(layers), self.head()]
     }
 
-    /// Like [`parts`](Self::parts), but with the layer of each span under EDEN.
+    /// Returns the arguments of [`parts`](Self::parts) for EDEN's kernels: the second part has the layer of each span
+    /// under EDEN.
     fn rotated_parts(&self) -> [Part; 3] {
         let [layers, layer_of, head] = self.parts();
         [layers, layer_of.from(size_of_val(&*self.program.layer_of) as u64), head]
@@ -68,8 +69,7 @@ impl DeviceExchange {
         self.memory.cut(PROGRAM, size_of_val(&*self.program.heads) as u64)
     }
 
-    /// The table of positions in the buffer of the first sum at which the status records begin, after the summed
-    /// values.
+    /// A table for the buffer of the first sum: the positions at which status records begin, after the summed values.
     fn slips(&self) -> Part {
         self.memory.cut(PROGRAM + self.heads().bytes, size_of_val(&*self.program.slips) as u64)
     }
@@ -94,8 +94,8 @@ impl DeviceExchange {
         looping_pieces(self.program.head.spans.into())
     }
 
-    /// Returns the address of an f32. It is 1 after a step that failed on any rank, and 0 after other steps. PyTorch's
-    /// `GradScaler` calls it `found_inf`.
+    /// Returns the address of the f32 that PyTorch's `GradScaler` calls `found_inf`. The f32 is 1 after a step that
+    /// failed on any rank, and 0 after other steps.
     pub fn found_inf_address(&self) -> u64 {
         self.memory.address + std::mem::offset_of!(Program, found_inf) as u64
     }
@@ -142,9 +142,9 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `memory` must be the address of [`memory_bytes`](ExchangeProgram::memory_bytes) bytes of valid memory, and
-    /// `residuals` the address of [`residual_bytes`](ExchangeProgram::residual_bytes) bytes. Both are in the backend's
-    /// context and do not overlap. They stay valid until the exchange is dropped and all its enqueued work is done.
-    /// Nothing else writes them.
+    /// `residuals` the address of [`residual_bytes`](ExchangeProgram::residual_bytes) bytes. Both memories are in the
+    /// backend's context and do not overlap. Both memories stay valid until the exchange is dropped and all its
+    /// enqueued work is done. Only the exchange writes them.
     pub unsafe fn begin_exchange(
         &mut self,
         program: ExchangeProgram,
@@ -185,34 +185,34 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued: makes this rank's message for all layers under QSGD, EDEN and TopK, and their next residuals. It
-    /// compresses `residual + gradient` under each layer's setting, with the random words of the exchange's step. The
-    /// payloads have the same bits as the core's payloads. Each payload begins at a multiple of 16 bytes. The call
-    /// takes two launches, or at most six with layers under TopK. It takes one more if the bucket has both layers under
-    /// EDEN and layers under other methods. The call does nothing if all layers are uncompressed or under PowerSGD. It
-    /// may be captured into a graph.
+    /// Enqueued: makes this rank's message for all layers under QSGD, EDEN and TopK, and the next residuals of these
+    /// layers. The call compresses `residual + gradient` under each layer's setting, with the random words of the
+    /// exchange's step. The payloads have the same bits as the core's payloads. Each payload begins at a multiple of 16
+    /// bytes. The call takes two launches, or at most six with layers under TopK. If the bucket has both layers under
+    /// EDEN and layers under other methods, the call takes one more launch. The call does nothing if all layers are
+    /// uncompressed or under PowerSGD. The call may be captured into a graph.
     ///
     /// # Errors
-    /// [`Error::Memory`] if an address is 0, if that of the message is not a multiple of 16, or if that of the
-    /// gradients is not a multiple of their type's size. Errors of the device. The call does not report values that are
-    /// not finite. The device detects them, and the step fails: see
-    /// [`finish_exchange`](CudaBackend::finish_exchange).
+    /// [`Error::Memory`] if an address is 0, if the address `message` is not a multiple of 16, or if the address
+    /// `gradients` is not a multiple of a value's size. Errors of the device. The call does not report values that are
+    /// not finite. The device detects them, and the step fails: see [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
-    /// It reads gradients and residuals once (under EDEN twice), and writes payloads and residuals once. For f32
-    /// values under QSGD with 4 bits, this is 12.5 bytes per value. TopK also reads a sample: a sixteenth of a layer,
-    /// at most 65,536 values. In three cases TopK reads the next residuals three more times:
-    /// * A layer of more than 32,768 values keeps more than 7 of 32 values.
-    /// * A layer has so many equal magnitudes that the gathered values do not fit.
-    /// * The sample gives a wrong bound. The probability of this is below 1 in 10^8.
+    /// The call reads gradients and residuals once (under EDEN twice), and writes payloads and residuals once. For f32
+    /// values under QSGD with 4 bits, this is 12.5 bytes per value. For each layer, TopK also reads a sample of a
+    /// sixteenth of the values, at most 65,536. In three cases TopK reads the next residuals three more times:
+    /// * The layer has more than 32,768 values, and TopK keeps more than 7 of 32 values.
+    /// * The layer has so many equal magnitudes that the memory for values above the sampled bound is too small.
+    /// * The sample gives a wrong bound on the k-th largest magnitude. The probability of a wrong bound is below 1 in
+    ///   10^8.
     ///
-    /// If the gain is below 1, it reads and writes the next residuals once more, and reads the previous residuals once
-    /// more.
+    /// If the gain is below 1, TopK reads and writes the next residuals once more, and reads the previous residuals
+    /// once more.
     ///
     /// # Safety
     /// The memory at `gradients` must be valid and hold the values of all layers, one layer after the other. The memory
-    /// at `message` must be valid and have [`message_bytes`](ExchangeProgram::message_bytes) bytes. Both are in the
-    /// backend's context and do not overlap. Nothing else uses them, except work that is ordered before or after on the
+    /// at `message` must be valid and have [`message_bytes`](ExchangeProgram::message_bytes) bytes. Both memories are
+    /// in the backend's context and do not overlap. Any other work on them is ordered before or after this call on the
     /// backend's stream. The exchange was begun on this backend.
     pub unsafe fn encode_exchange(
         &mut self,
@@ -238,14 +238,14 @@ impl CudaBackend {
             program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts)?;
         }
         // TopK's last launch has already written the status. With shards, a later call writes the status, because this
-        // rank may still find faults until then.
+        // rank may still find faults before that call.
         let is_announced = !program.tops.is_empty() || program.head.sharded != 0;
         if is_announced { Ok(()) } else { self.announce_exchange(exchange, message) }
     }
 
     /// Enqueued, in one launch: writes this rank's status at the head of its message. With shards, this rank has one
-    /// message for each rank, and all these messages get the status. `message` then begins with this rank's message to
-    /// itself.
+    /// message for each rank, and all these messages get the status. With shards, `message` begins with this rank's
+    /// message to itself.
     pub(crate) fn announce_exchange(&mut self, exchange: &DeviceExchange, message: Part) -> Result<(), Error> {
         let parts = [exchange.head(), exchange.heads(), message];
         self.gpu_mut().launch_capturable(kernel("announce"), exchange.program.params, &parts, 1)
@@ -253,8 +253,8 @@ impl CudaBackend {
 
     /// Enqueued: computes the means from the messages of all ranks, and ends the step. The messages lie one after
     /// another, in the order of the ranks. The call takes two launches, or at most four with layers under TopK. Layers
-    /// under EDEN take two more. If all layers are uncompressed or under PowerSGD, the call does nothing, because
-    /// [`average_exchange`](CudaBackend::average_exchange) ends the step.
+    /// under EDEN take two more launches. If all layers are uncompressed or under PowerSGD, the call does nothing,
+    /// because [`average_exchange`](CudaBackend::average_exchange) ends the step.
     ///
     /// A step fails if a rank has failed, is at another step, has another [`ExchangeProgram`], or sent a payload that
     /// no encoder wrote. In a failed step, all ranks set the means of all layers to the value that [`OnFault`] defines,
@@ -265,13 +265,13 @@ impl CudaBackend {
     /// The errors of [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
-    /// It first reads the scales of QSGD and EDEN, and then all payloads, once each. It writes the means once. TopK
-    /// reads the positions three times.
+    /// The call reads the scales of QSGD and EDEN once, then all payloads once, and writes the means once. TopK reads
+    /// the positions three times.
     ///
     /// # Safety
     /// The memory at `messages` must be valid and hold one message per rank. The memory at `means` must be valid and
-    /// large enough for the values of all layers. Both are in the backend's context and do not overlap. Nothing else
-    /// uses them, except work that is ordered before or after on the backend's stream. The exchange was begun on this
+    /// large enough for the values of all layers. Both memories are in the backend's context and do not overlap. Any
+    /// other work on them is ordered before or after this call on the backend's stream. The exchange was begun on this
     /// backend.
     pub unsafe fn finish_exchange(
         &mut self,

@@ -1,5 +1,5 @@
-//! A bucket that stays in device memory and is exchanged by lgreco-train's operations. The work between collectives is
-//! enqueued; the trainer performs the collectives.
+//! A bucket in device memory, exchanged by the operations of lgreco-train's exchange program. The bucket enqueues the
+//! work between collectives; the trainer performs the collectives.
 
 mod shards;
 mod space;
@@ -19,7 +19,7 @@ use lgreco_train::gradient::Shape;
 /// Alignment of the parts of a bucket's memory, in bytes.
 const ALIGN: u64 = 16;
 
-/// Device memory that a collective works on.
+/// Device memory that a collective reads or writes.
 ///
 /// ```
 /// let gathered = lgreco_cuda::DeviceMemory { address: 0x7000_0000, len: 4096 };
@@ -33,10 +33,10 @@ pub struct DeviceMemory {
     pub len: usize,
 }
 
-/// A collective on device memory. The caller enqueues it on the backend's stream, or on another stream after the work
-/// in that stream. It is an all-gather or an all-reduce that adds up values. For a bucket with
-/// [shards](DeviceLayer::shards) it is an all-to-all or a reduce-scatter. The receive buffer of an all-to-all lies
-/// directly before this rank's message to itself, which has the length of each received message.
+/// A collective on device memory: an all-gather, or an all-reduce that adds up values. For a bucket with
+/// [shards](DeviceLayer::shards), it is an all-to-all or a reduce-scatter. The caller enqueues the collective on the
+/// backend's stream, or on another stream that waits for the backend's stream. The receive buffer of an all-to-all lies
+/// directly before this rank's message to itself. Each received message has the length of that message.
 pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemory>;
 
 /// A layer of a bucket on the device.
@@ -57,31 +57,32 @@ pub struct DeviceLayer<'a> {
     pub shape: Shape,
     /// How the layer is compressed.
     pub setting: Setting,
-    /// Index at which each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec), if each rank gets only the
-    /// means of its own shards ([`Route::Sharded`](lgreco_train::exchange::Route)). Empty if each rank gets all means.
-    /// Either all layers of a bucket have shards, or none has.
+    /// The index at which each rank's shard ends, as in [`Spec`](lgreco_train::exchange::Spec). With shards, each rank
+    /// gets only the means of its own shards ([`Route::Sharded`](lgreco_train::exchange::Route)). The list is empty if
+    /// each rank gets all means. Either all layers of a bucket have shards, or none has.
     pub shards: &'a [u64],
 }
 
 /// Layers that are exchanged together, with gradients, residuals and messages in device memory.
 ///
-/// A step is [`submit`](DeviceBucket::submit), then repeated calls of [`next`](DeviceBucket::next), each followed by
-/// the collective that it requests. When `next` has returned `None`, the work that replaces the gradients by the means
-/// is enqueued. A step neither waits, nor allocates, nor uploads from the host. So a step may be captured into a CUDA
-/// graph together with its collectives, and replayed. The device counts the steps, which select the random words. Steps
-/// of different buckets may run at the same time, on one backend or on several backends with separate streams.
+/// A step begins with [`submit`](DeviceBucket::submit). Then the caller repeats [`next`](DeviceBucket::next), and
+/// performs the collective that each call requests. When `next` has returned `None`, the work that replaces the
+/// gradients by the means is enqueued. A step neither waits, nor allocates, nor uploads from the host. So a step and
+/// its collectives may be captured into a CUDA graph and replayed. The device counts the steps, which select the random
+/// words. Steps of different buckets may run at the same time, on one backend or on several backends with separate
+/// streams.
 ///
 /// Each rank's device finds values that cannot be compressed, such as NaN, and reports them in the rank's message.
-/// Every rank then sets the means to the value that [`OnFault`](crate::OnFault) defines and keeps its residuals. All
-/// ranks also notice a mean that exceeds the range of its type. In that case the ranks keep their residuals and the
-/// step has failed, but only that mean is infinite or NaN; the other means are valid.
-/// [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
+/// Every rank then sets the means to the value that [`OnFault`](crate::OnFault) defines and keeps its residuals. A step
+/// also fails if a mean exceeds the range of its type, which all ranks notice. Then all ranks keep their residuals;
+/// only that mean is infinite or NaN, and the other means are valid. [`outcome`](DeviceBucket::outcome) reports
+/// failures to the host at any time.
 ///
-/// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. They replace the
-/// gradients of these shards; the other gradients stay. A rank may receive a payload that no encoder wrote, or a mean
-/// of its shards may leave the range of its type. In both cases only this rank [knows of the
-/// fault](ExchangeOutcome::alone), and only this rank keeps its residuals. It should report the fault to the other
-/// ranks by [`submit_failure`](DeviceBucket::submit_failure).
+/// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. The means replace the
+/// gradients of this rank's shards; all other gradients stay. A rank may receive a payload that no encoder wrote, or a
+/// mean of its shards may leave the range of its type. In both cases only this rank [knows of the
+/// fault](ExchangeOutcome::alone), and only this rank keeps its residuals. This rank should report the fault to the
+/// other ranks by [`submit_failure`](DeviceBucket::submit_failure).
 ///
 /// ```no_run
 /// use lgreco::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
@@ -125,7 +126,7 @@ pub struct DeviceBucket {
     wire: Wire,
     pub(super) gradients: u64,
     flight: Option<Flight>,
-    /// The error of the device in this step, which is reported to the other ranks.
+    /// The device's error in the current step, which this rank reports to the other ranks.
     pub(super) refused: Option<Error>,
 }
 
@@ -161,24 +162,26 @@ impl DeviceBucket {
     /// Bytes of device memory that a bucket of these layers needs: about 8 per element for residuals, and the messages.
     ///
     /// # Errors
-    /// The errors of [`ExchangeProgram::new`]. With shards also [`Error::Method`] for layers under PowerSGD and for a
-    /// bucket without elements. [`Parameter`](lgreco::Error::Parameter) or [`Length`](lgreco::Error::Length) unless
-    /// each layer has one shard per rank, and their ends ascend up to the layer's last element.
+    /// The errors of [`ExchangeProgram::new`]. With shards: [`Error::Method`] for layers under PowerSGD and for a
+    /// bucket without elements. Also with shards: [`Parameter`](lgreco::Error::Parameter) or
+    /// [`Length`](lgreco::Error::Length) unless each layer has one shard per rank, whose ends ascend up to the layer's
+    /// last element.
     pub fn bytes(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> Result<u64> {
         Ok(bytes(&described(layers, config)?.1))
     }
 
-    /// Enqueued: makes a bucket of these layers, with zero residuals. Its gradients follow one another without gaps, in
-    /// this order, as in a DDP bucket. The call first waits until the kernels are loaded. The layer number in
-    /// `config.stream` is ignored.
+    /// Enqueued: makes a bucket of these layers, with zero residuals. In each step, the gradients of the layers follow
+    /// one another in this order without gaps, as in a DDP bucket. The call first waits until the kernels are loaded.
+    /// The layer number in `config.stream` is ignored.
     ///
     /// # Errors
     /// The errors of [`bytes`](DeviceBucket::bytes); [`Error::Memory`] if the address is 0 or not a multiple of 16;
     /// errors of the device.
     ///
     /// # Safety
-    /// `memory` is valid memory of [`bytes`](DeviceBucket::bytes) in the backend's context. It stays valid until the
-    /// bucket is dropped and all its enqueued work is done. Nothing else uses it, except the requested collectives.
+    /// `memory` is valid memory of [`bytes`](DeviceBucket::bytes) in the backend's context. The memory stays valid
+    /// until the bucket is dropped and all its enqueued work is done. Only the bucket and the requested collectives use
+    /// the memory.
     pub unsafe fn new(
         cuda: &mut CudaBackend,
         layers: &[DeviceLayer<'_>],
@@ -187,25 +190,25 @@ impl DeviceBucket {
     ) -> Result<DeviceBucket> {
         let (moment, program) = described(layers, config)?;
         let Places { program: own, residuals, wire } = places(&program, checked(memory, bytes(&program), ALIGN)?);
-        // SAFETY: the caller promises the memory, and these are parts of it.
+        // SAFETY: the caller guarantees that `memory` is valid, and both addresses lie in `memory`.
         let exchange = unsafe { cuda.begin_exchange(program, own.address, residuals.address) }?;
         let layers = layers.iter().map(|layer| Kept::new(layer, config.dtype)).collect();
         Ok(DeviceBucket { exchange, layers, moment, wire, gradients: 0, flight: None, refused: None })
     }
 
-    /// Enqueued: compresses the gradients of a step, with the residuals added. The gradients must stay at this address
-    /// until [`next`](DeviceBucket::next) has returned `None`. Then the means replace them.
+    /// Enqueued: begins a step; compresses the gradients with the residuals added. The gradients must stay at this
+    /// address until [`next`](DeviceBucket::next) has returned `None`. The means then replace the gradients.
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if a step is under way; [`Error::Memory`] if the address is 0 or
-    /// not a multiple of the size of a value. The bucket is then unchanged. Any other error is reported to all ranks,
-    /// and `next` returns it.
+    /// not a multiple of the size of a value. These errors leave the bucket unchanged. The step reports any other error
+    /// to all ranks, and `next` returns it.
     ///
     /// # Safety
-    /// `gradients` is valid memory of all layers' values in the backend's context. Nothing else uses it, except work
-    /// that is ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or a
-    /// backend on another stream of the same context. In the latter case, all earlier work on this bucket is ordered
-    /// before this call's work.
+    /// `gradients` is valid memory of all layers' values in the backend's context. Any other work on this memory is
+    /// ordered before or after this call on the backend's stream. `cuda` is the backend of [`new`](DeviceBucket::new),
+    /// or a backend on another stream of the same context. With another stream, all earlier work on this bucket is
+    /// ordered before this call's work.
     pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<()> {
         if self.flight.is_some() {
             return Err(order("a step of the bucket is under way", "one that has ended"));
@@ -219,19 +222,19 @@ impl DeviceBucket {
         Ok(())
     }
 
-    /// Enqueued: reports, instead of [`submit`](DeviceBucket::submit), that this rank has no gradients for this step.
-    /// The device reports this to all ranks, and the step fails on all of them. On this rank
-    /// [`next`](DeviceBucket::next) returns `failure` in place of `None`.
+    /// Enqueued: begins a step in which this rank has no gradients; call it in place of
+    /// [`submit`](DeviceBucket::submit). The device reports the failure to all ranks, and the step fails on all of
+    /// them. On this rank, [`next`](DeviceBucket::next) returns `failure` in place of `None`.
     ///
     /// # Errors
     /// The errors of [`submit`](DeviceBucket::submit).
     ///
     /// # Safety
-    /// The conditions of [`submit`](DeviceBucket::submit). The step does not read `gradients`; it replaces them as in
-    /// any failed step.
+    /// The conditions of [`submit`](DeviceBucket::submit). The step does not read `gradients`, but writes means there
+    /// as in any failed step.
     pub unsafe fn submit_failure(&mut self, cuda: &mut CudaBackend, gradients: u64, failure: Error) -> Result<()> {
         let refused = self.refused.replace(failure);
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller guarantees the conditions of `submit`.
         let submitted = unsafe { self.submit(cuda, gradients) };
         if submitted.is_err() {
             self.refused = refused;
@@ -239,17 +242,17 @@ impl DeviceBucket {
         submitted
     }
 
-    /// Enqueued: continues up to the next collective. The previously requested collective must already be enqueued.
-    /// Returns `None` when the work that replaces the gradients by the means is enqueued. All ranks get requests for
-    /// the same collectives. All ranks must start the collectives of different buckets in the same order.
+    /// Enqueued: continues the step up to its next collective. The previously requested collective must already be
+    /// enqueued. Returns `None` when the work that replaces the gradients by the means is enqueued. All ranks get
+    /// requests for the same collectives. All ranks must start the collectives of different buckets in the same order.
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) if no step is under way.
     ///
-    /// An error of the device is returned in place of `None`, after all ranks have made the same collectives. The step
-    /// has then failed on all ranks, unless the error came after the last collective. In that case only this rank knows
-    /// of the error. If the device cannot even report the error to the other ranks, `next` returns it at once, and the
-    /// other ranks wait in the collective.
+    /// An error of the device is returned in place of `None`, after all ranks have performed the same collectives. The
+    /// step has then failed on all ranks, unless the error came after the last collective. After the last collective,
+    /// only this rank learns of the error. If the device cannot even report the error to the other ranks, `next`
+    /// returns it at once, and the other ranks wait in the collective.
     ///
     /// # Safety
     /// The conditions of [`submit`](DeviceBucket::submit). The previously requested collective is enqueued before the
@@ -270,7 +273,8 @@ impl DeviceBucket {
         Ok(Some(self.wire.request(part, self.moment.reduce_dtype)))
     }
 
-    /// Calls `work` with the bucket as the memory of an exchange. If the device has failed, returns the device's error.
+    /// Calls `work` with this bucket as the [`Space`] of an exchange. If the device has failed, returns the device's
+    /// error.
     fn enqueue<T>(
         &mut self,
         cuda: &mut CudaBackend,
@@ -287,28 +291,29 @@ impl DeviceBucket {
         self.moment.world_size
     }
 
-    /// Returns the address of an f32. It is 1 after a step that failed on any rank, and 0 after other steps. PyTorch's
-    /// `GradScaler` calls it `found_inf`.
+    /// Returns the address of the f32 that PyTorch's `GradScaler` calls `found_inf`. The f32 is 1 after a step that
+    /// failed on any rank, and 0 after other steps.
     pub fn found_inf_address(&self) -> u64 {
         self.exchange.found_inf_address()
     }
 
-    /// Addresses of the residuals of all layers and of a u32. The residuals are f32, one layer after the other. There
-    /// are two copies of them (halves), one directly after the other. The u32 says which half is valid after the
-    /// enqueued work: 0 for the first, 1 for the second. Use them only in work that is enqueued between two steps.
+    /// Returns two addresses: of the residuals of all layers, and of a u32. The residuals are f32, one layer after the
+    /// other. Two copies (halves) of the residuals lie one directly after the other. The u32 says which half is valid
+    /// after the enqueued work: 0 for the first, 1 for the second. Use both addresses only in work that is enqueued
+    /// between two steps.
     pub fn residual_addresses(&self) -> (u64, u64) {
         let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
         (self.exchange.residuals.address, half.address)
     }
 
     /// Device address and length in bytes of the bucket's outcome. When [`next`](DeviceBucket::next) has returned
-    /// `None`, enqueue a copy to page-locked memory. [`outcome_of`](DeviceBucket::outcome_of) reads the outcome of that
-    /// step from the copy, even if later steps have been enqueued.
+    /// `None`, enqueue a copy of the outcome to page-locked memory. [`outcome_of`](DeviceBucket::outcome_of) reads that
+    /// step's outcome from the copy, even if later steps have been enqueued.
     pub fn outcome_address(&self) -> (u64, usize) {
         self.exchange.outcome_address()
     }
 
-    /// Decodes a copy of the outcome. Layers are numbered in the order of [`new`](DeviceBucket::new).
+    /// Decodes a host copy of the bucket's outcome. Layers are numbered in the order of [`new`](DeviceBucket::new).
     ///
     /// # Errors
     /// [`Length`](lgreco::Error::Length) unless `bytes` has the length that
@@ -317,7 +322,8 @@ impl DeviceBucket {
         self.exchange.outcome_of(bytes)
     }
 
-    /// Done: the outcome of the bucket's steps so far. Layers are numbered in the order of [`new`](DeviceBucket::new).
+    /// Done: returns the outcome of the bucket's steps so far. Layers are numbered in the order of
+    /// [`new`](DeviceBucket::new).
     ///
     /// # Errors
     /// Errors of the device.
@@ -334,9 +340,10 @@ impl DeviceBucket {
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
 
-    /// Done: copies the residuals of all layers as they were before step `step` to `values`. That step must be the last
-    /// one submitted; it need not have ended. A caller needs these residuals to abandon a step in which a collective
-    /// has failed. If `step` has not been submitted, the result is that of [`residuals`](DeviceBucket::residuals).
+    /// Done: copies the residuals of all layers as they were before step `step` to `values`. Step `step` must be the
+    /// last submitted step; it need not have ended. A caller needs these residuals to abandon a step in which a
+    /// collective has failed. If `step` has not been submitted, the call copies the current
+    /// [`residuals`](DeviceBucket::residuals).
     ///
     /// # Errors
     /// The errors of [`residuals`](DeviceBucket::residuals).
@@ -353,7 +360,7 @@ impl DeviceBucket {
     }
 
     /// Enqueued: sets the residual of a layer to zeros, between two steps. If no layer has this number, the call does
-    /// nothing. Call it after each successful step for layers without error feedback.
+    /// nothing. For layers without error feedback, make this call after each successful step.
     ///
     /// # Errors
     /// Errors of the device.
@@ -364,7 +371,7 @@ impl DeviceBucket {
         self.halves().into_iter().try_for_each(|half| cuda.gpu_mut().clear(half.cut(start, bytes)))
     }
 
-    /// Both halves of the residuals; one of them is valid.
+    /// Both halves of the residuals, of which one is valid.
     fn halves(&self) -> [Part; 2] {
         let bytes = 4 * self.exchange.program.head.elements;
         [0, bytes].map(|start| self.exchange.residuals.cut(start, bytes))
@@ -381,8 +388,8 @@ impl DeviceBucket {
     }
 
     /// Done: takes over the residuals and the step number of another bucket of the same layers, between two steps. A
-    /// caller does this to change the settings of layers. PowerSGD's remembered factors are not taken over; they start
-    /// from the random matrices.
+    /// caller uses this to change the settings of layers. PowerSGD's remembered factors are not taken over: PowerSGD
+    /// starts again from random matrices.
     ///
     /// # Errors
     /// [`Length`](lgreco::Error::Length) if the layers of the two buckets differ in their numbers of elements; errors
@@ -407,7 +414,7 @@ impl DeviceBucket {
         cuda.synchronise()
     }
 
-    /// The valid half of the residuals, if it has `values` values.
+    /// Returns the valid half of the residuals. `Err` unless the half has `values` values.
     fn counted(&self, cuda: &mut CudaBackend, values: usize) -> Result<Part> {
         let elements = self.exchange.program.head.elements as usize;
         expect_len("residuals", elements, values)?;

@@ -1,5 +1,5 @@
-//! The tables that kernels read in an exchange: [`Program`], its sizes and its status, which changes from step to step,
-//! and the layers.
+//! The tables that kernels read in an exchange: [`Program`], which has the sizes and the status of the exchange, and
+//! the table of layers.
 
 use crate::qsgd::holds;
 use crate::{Error, Result, eden};
@@ -128,8 +128,8 @@ const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
 pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
 
 impl Layer {
-    /// Completes the record `place` by the fields that depend on the setting. For uncompressed layers and layers under
-    /// PowerSGD, no field depends on it.
+    /// Completes the record `place` by the fields that depend on the setting. Uncompressed layers and layers under
+    /// PowerSGD have no such fields.
     pub(super) fn new(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer> {
         let mut bytes = [0; HEADER_LEN];
         let header = match *setting {

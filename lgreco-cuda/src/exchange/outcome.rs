@@ -1,8 +1,8 @@
 //! The outcome of an exchange's steps, decoded from the status on the device.
 //!
-//! The status is a struct in device memory, which every step updates. A copy that is enqueued after a step has that
-//! step's outcome, even if later steps are already enqueued. So the host can read the outcome one step later, and waits
-//! only for the copy.
+//! The status is a struct in device memory, which every step updates. A copy of the status that is enqueued after a
+//! step has that step's outcome, even if later steps are already enqueued. So the host can read the outcome one step
+//! later, and waits only for the copy.
 
 use super::{DeviceExchange, Program};
 use crate::Result;
@@ -11,7 +11,7 @@ use crate::device::Part;
 use bytemuck::Zeroable;
 use lgreco::error::expect_len;
 
-/// What was wrong with a value of this rank, or with a payload that it received.
+/// A fault in a value of this rank, or in a payload that this rank received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangeFault {
     /// An element of the gradient is infinite or NaN.
@@ -33,8 +33,8 @@ pub enum ExchangeFault {
         /// Index of the layer in the exchange.
         layer: usize,
     },
-    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, the header is not that
-    /// of the layer, a scale is not finite, or positions are out of order. The payload was damaged in transit, or the
+    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault. For example, the header does not fit
+    /// the layer, a scale is not finite, or positions are out of order. The payload was damaged in transit, or the
     /// sender is not a valid rank of this exchange.
     Payload {
         /// Index of the layer in the exchange.
@@ -47,17 +47,18 @@ pub enum ExchangeFault {
 pub struct ExchangeOutcome {
     /// The number of the next step.
     pub step: u32,
-    /// Number of steps that have failed since the beginning. A failed step leaves the residuals unchanged.
+    /// Number of failed steps since the exchange began. A failed step leaves the residuals unchanged.
     pub failed: u32,
     /// Whether the last step failed on any rank.
     pub has_failed: bool,
-    /// The first rank at fault in the last step, if any. This rank had values that were not finite, was at another
-    /// step, had another [`ExchangeProgram`](crate::ExchangeProgram), or sent a payload that no encoder wrote.
+    /// The first rank at fault in the last step, if any. The rank at fault had values that were not finite, was at
+    /// another step, had another [`ExchangeProgram`](crate::ExchangeProgram), or sent a payload that no encoder wrote.
     pub rank: Option<u32>,
-    /// The fault on this rank in the last step, if any: the first layer and element at fault. If no encoder wrote a
-    /// payload, all ranks report the same fault. With shards, only the rank that received the payload reports it.
+    /// The fault that this rank found in the last step, if any, with the first layer and element at fault. If the fault
+    /// is a payload that no encoder wrote, all ranks report the same fault. With shards, only the rank that received
+    /// the payload reports the fault.
     pub fault: Option<ExchangeFault>,
-    /// Whether only this rank knows of the fault. This can happen with shards, if the fault is in the messages for this
+    /// Whether only this rank knows of the fault. With shards, other ranks do not see faults in the messages for this
     /// rank's own shards.
     pub alone: bool,
     /// The address of the valid half of the residuals: f32, layer after layer.
@@ -71,14 +72,14 @@ pub struct ExchangeOutcome {
 const BYTES: usize = size_of::<Program>();
 
 impl DeviceExchange {
-    /// Device address and length in bytes of the status. Enqueue a copy to page-locked memory after a step, on the same
-    /// stream. [`outcome_of`](DeviceExchange::outcome_of) decodes the copy.
+    /// Device address and length in bytes of the status. After a step, enqueue a copy of the status to page-locked
+    /// memory on the same stream. [`outcome_of`](DeviceExchange::outcome_of) decodes the copy.
     pub fn outcome_address(&self) -> (u64, usize) {
         (self.head().address, BYTES)
     }
 
-    /// Decodes a copy of the status. If `bytes` are anything else, the result is meaningless: it may name layers and
-    /// addresses that the exchange does not have.
+    /// Decodes a copy of the status. From any other bytes, the result is meaningless and may name layers and addresses
+    /// that the exchange does not have.
     ///
     /// # Errors
     /// [`Length`](lgreco::Error::Length) unless `bytes` has the length that
@@ -102,13 +103,13 @@ impl DeviceExchange {
                 _ => ExchangeFault::Overflow { layer, index },
             }
         });
-        // The reported rank is the sender of the first faulty layer, as on the host. `faulty_rank` is the first faulty
-        // rank.
+        // For a faulty payload, the reported rank is the sender of the first faulty layer, as on the host. For all
+        // other faults, it is `faulty_rank`, the first faulty rank.
         let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
         let is_told = faulty_rank < self.program.head.world;
         let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);
         let rank = broken.or(is_told.then_some(faulty_rank));
-        // If `bytes` is no copy of a status, addresses may be arbitrary, so these sums wrap around.
+        // The status may consist of arbitrary bytes, so the sums for these addresses wrap around instead of panicking.
         let at = |part: Part, half_bytes: u64| part.address.wrapping_add(half_bytes.wrapping_mul(half.into()));
         let remembered = self.program.places(self.memory).remembered;
         let residuals = at(self.residuals, elements.wrapping_mul(4));
@@ -119,7 +120,7 @@ impl DeviceExchange {
 }
 
 impl CudaBackend {
-    /// Done: the outcome of the exchange's steps so far. To avoid the wait, use
+    /// Done: returns the outcome of the exchange's steps so far. To avoid the wait, use
     /// [`outcome_address`](DeviceExchange::outcome_address).
     ///
     /// # Errors

@@ -40,13 +40,13 @@ pub enum OnFault {
 pub struct ExchangeConfig {
     /// The type of gradients and means.
     pub dtype: Dtype,
-    /// The type of summed values, f32 or bf16. Uncompressed layers and PowerSGD's factors are summed. The residual
-    /// keeps the rounding errors of this rank's values and of its `Q`.
+    /// The type of summed values, f32 or bf16. The ranks sum uncompressed layers and PowerSGD's factors. The residual
+    /// keeps the rounding errors of this rank's uncompressed values and of its factor `Q`.
     pub reduce_dtype: Dtype,
     /// Number of ranks, at least 1.
     pub world: u32,
-    /// Selects the random words of the first layer in the first step. Each further layer increases the layer number by
-    /// 1, and each further step increases the step number by 1. All ranks have the same seed and step.
+    /// Selects the random words of the first layer in the first step. Each further layer increases the stream's layer
+    /// number by 1, and each further step increases its step number by 1. All ranks have the same seed and step.
     pub stream: Stream,
     /// The fraction of the compression error that becomes the residual, in (0, 1].
     pub gain: f32,
@@ -67,7 +67,8 @@ impl Default for ExchangeConfig {
     }
 }
 
-/// A unit that is compressed separately and goes to one owner or to all ranks: a layer, or a rank's shard of a layer.
+/// A layer, or one rank's shard of a layer. Each piece is compressed separately, and is sent to the rank that owns the
+/// shard or to all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     /// Number of the piece's layer in the bucket.
@@ -116,7 +117,8 @@ pub struct ExchangeProgram {
     pub(super) messages: Vec<u64>,
     /// Offset of each owner's message in bytes, relative to the message for this rank itself.
     pub(super) heads: Vec<u64>,
-    /// Index in the buffer of the first sum at which each owner's status records begin, after its summed values.
+    /// For each owner, the index in the buffer of the first sum at which the status records begin, after the owner's
+    /// summed values.
     pub(super) slips: Vec<u64>,
 }
 
@@ -126,8 +128,8 @@ impl ExchangeProgram {
     ///
     /// # Errors
     /// * [`Error::Method`] for methods other than QSGD, EDEN, TopK with full values or in few bits, PowerSGD and
-    ///   [`Setting::Dense`]. The same error for QSGD whose buckets are not powers of two from 64 to 4096, and for ranks
-    ///   and sides of PowerSGD beyond the limits of [`takes`](crate::CudaBackend::takes).
+    ///   [`Setting::Dense`]. [`Error::Method`] also for QSGD unless bucket sizes are powers of two from 64 to 4096, and
+    ///   for PowerSGD beyond the limits of [`takes`](crate::CudaBackend::takes) for ranks and sides.
     /// * [`Parameter`](lgreco::Error::Parameter) unless the gain is in (0, 1], the rank is below the number of ranks,
     ///   and `reduce_dtype` is f32 or bf16.
     /// * [`TooManyElements`](lgreco::Error::TooManyElements) if a layer has 2^32 elements or more, or all layers
@@ -138,7 +140,7 @@ impl ExchangeProgram {
         Self::of_layers(ids.zip(layers).map(|(id, &(shape, setting))| (id, shape, setting)), config)
     }
 
-    /// Like [`new`](Self::new), but each layer comes with the number that selects its random words.
+    /// Like [`new`](Self::new), but the caller passes the number that selects each layer's random words.
     pub(super) fn of_layers(
         layers: impl Iterator<Item = (u32, Shape, Setting)>,
         config: ExchangeConfig,
@@ -153,9 +155,9 @@ impl ExchangeProgram {
         Self::of_pieces(&[pieces], elements, config)
     }
 
-    /// Like [`new`](Self::new), but for the pieces of each owner. With shards, `owners` has one list per rank,
-    /// with the pieces of that rank's shards. If every rank averages all pieces, `owners` has a single list. `elements`
-    /// is the number of elements of all layers.
+    /// Like [`new`](Self::new), but the caller passes pieces, listed by owner. With shards, `owners` has one list per
+    /// rank, with the pieces of that rank's shards. If every rank averages all pieces, `owners` has a single list.
+    /// `elements` is the number of elements of all layers.
     pub(super) fn of_pieces(owners: &[Vec<Piece>], elements: u64, config: ExchangeConfig) -> Result<Self> {
         let parameter = |what, value, expected| lgreco::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
@@ -285,13 +287,14 @@ impl ExchangeProgram {
         })
     }
 
-    /// Bytes of the device memory of the exchange. This memory begins at a multiple of 16. It consists of:
+    /// Bytes of the device memory of the exchange. This memory begins at a multiple of 16. Its parts are:
     /// * For each layer under TopK: 32 KiB for counts, or 34.5 KiB in few bits.
-    /// * For selected values of a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes 8 bytes per
-    ///   kept element, 0.25 bytes per element, 288 bytes times the square root of the number of kept elements, and
-    ///   1,280 bytes. If it keeps more than 7 of 32 elements, it takes no bytes for selected values.
-    /// * For each span of 4096 elements: 24 bytes, and 16 per rank. For each chunk of 1 KiB of positions: 4 bytes, and
-    ///   8 per rank.
+    /// * For values that TopK gathers from a layer of up to 32,768 elements: 8 bytes per element. A larger layer takes
+    ///   8 bytes per kept element, 0.25 bytes per element, 288 bytes times the square root of the number of kept
+    ///   elements, and 1,280 bytes. A larger layer that keeps more than 7 of 32 elements takes no bytes for gathered
+    ///   values.
+    /// * For each span of 4096 elements: 24 bytes, and 16 bytes per rank. For each chunk of 1 KiB of positions: 4
+    ///   bytes, and 8 bytes per rank.
     /// * For each layer under PowerSGD: its factors, two copies of the remembered factors, and its products.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
@@ -315,8 +318,8 @@ impl ExchangeProgram {
         if self.is_gathered() { self.head.apart as usize } else { 0 }
     }
 
-    /// Bytes of all messages in a rank's memory: one from each rank or, with shards, the messages for this rank and the
-    /// messages for the others.
+    /// Bytes of all messages in a rank's memory. Without shards, these are one message from each rank. With shards,
+    /// these are the messages to this rank and this rank's messages to the other ranks.
     #[cfg(feature = "train")]
     pub(super) fn messages_bytes(&self) -> u64 {
         let Program { apart, world, .. } = self.head;
@@ -324,8 +327,9 @@ impl ExchangeProgram {
         if self.is_gathered() { apart * u64::from(world) + sent } else { 0 }
     }
 
-    /// Length of each owner's part of the buffer of the first sum, in values, including status records. An owner is a
-    /// rank that averages one of the parts. Without shards there is only one part, which every rank averages.
+    /// For each owner, the length of its part in the buffer of the first sum, in values, including status records. An
+    /// owner is a rank that averages one of the parts. Without shards, the buffer has a single part, which every rank
+    /// averages.
     #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();
@@ -338,13 +342,13 @@ impl ExchangeProgram {
         self.head.rank
     }
 
-    /// Whether ranks exchange messages. If so, the averaging of the messages ends the step; if not, the averaging of
-    /// the sums ends it.
+    /// Whether ranks exchange messages. If so, the averaging of messages ends the step. Otherwise the averaging of sums
+    /// ends the step.
     pub(super) fn is_gathered(&self) -> bool {
         self.sums_params.ends == 0
     }
 
-    /// The parts of the exchange's memory for summed layers.
+    /// Returns the parts of the exchange's memory that summed layers use.
     pub(super) fn places(&self, memory: Part) -> Places {
         self.summed.places(memory.from(self.summed_at()))
     }
@@ -360,7 +364,7 @@ impl ExchangeProgram {
     }
 }
 
-/// Returns the index at which each owner's summed values begin. The owner's status records follow its values.
+/// Returns the index at which each owner's summed values begin. Each owner's status records follow the owner's values.
 fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
     let mut next = 0;
     let start = |pieces: &Vec<Piece>| {
@@ -372,7 +376,7 @@ fn starts(owners: &[Vec<Piece>], slips: u64) -> Vec<u64> {
     owners.iter().map(start).collect()
 }
 
-/// FNV-1a hash of everything on which ranks have to agree.
+/// FNV-1a hash of the options, layers and settings that must be equal on all ranks.
 fn fingerprint(owners: &[Vec<Piece>], config: ExchangeConfig) -> u32 {
     let common = [config.dtype as u8, config.reduce_dtype as u8, (config.on_fault == OnFault::Nan) as u8];
     let mut bytes = [&common[..], &config.stream.seed.to_le_bytes()].concat();

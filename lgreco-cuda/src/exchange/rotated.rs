@@ -33,14 +33,15 @@ const fn kernel(entry: &'static str) -> Kernel {
 /// The kernels of this module. They are loaded before the first step.
 pub(super) const KERNELS: [Kernel; 3] = [kernel("encode_offered"), kernel("check_rotated"), kernel("average_rotated")];
 
-/// Enqueued: launches a kernel for `pieces` pieces of work. Its arguments are the tables and then `parts`.
+/// Enqueued: launches a kernel for `pieces` pieces of work. The kernel's arguments are the exchange's tables and then
+/// `parts`.
 fn launch(gpu: &mut Gpu, exchange: &DeviceExchange, entry: &'static str, parts: &[Part], pieces: u64) -> Result<()> {
     let parts = [&exchange.rotated_parts(), parts].concat();
     gpu.launch_capturable(kernel(entry), exchange.program.rotated_params, &parts, looping_pieces(pieces))
 }
 
-/// Enqueued: makes the payloads and the next residuals of layers under EDEN. Takes one launch, or none if no layer is
-/// under EDEN.
+/// Enqueued: makes the payloads and the next residuals of layers under EDEN. The call takes one launch, or none if no
+/// layer is under EDEN.
 pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, message: Part) -> Result<()> {
     let spans = u64::from(exchange.program.head.rotated);
     if spans == 0 {
@@ -49,9 +50,9 @@ pub(super) fn encode(gpu: &mut Gpu, exchange: &DeviceExchange, gradients: Part, 
     launch(gpu, exchange, "encode_offered", &[gradients, exchange.residuals, message], spans)
 }
 
-/// Enqueued: checks that the EDEN payloads are valid (an encoder can have written them, and they decode to finite
-/// values), and computes the means. Takes two launches, or none if this rank averages no layers under EDEN. The caller
-/// ends the step with another launch.
+/// Enqueued: checks that EDEN's payloads are valid, and computes the means. A payload is valid if an encoder can have
+/// written it and all decoded values are finite. The call takes two launches, or none if this rank averages no layers
+/// under EDEN. The caller ends the step with another launch.
 pub(super) fn average(gpu: &mut Gpu, exchange: &DeviceExchange, messages: Part, means: Part) -> Result<()> {
     let head = &exchange.program.head;
     let spans = u64::from(head.own_rotated);

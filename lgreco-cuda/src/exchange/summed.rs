@@ -79,10 +79,10 @@ impl Dense {
     ];
 }
 
-/// The code of `lgreco_train::Error::Peer`. A rank reports it when it has found a fault in another rank.
+/// The code of `lgreco_train::Error::Peer`, which a rank reports when it has found a fault in another rank.
 pub(crate) const PEER: u32 = 81;
 
-/// The code of `lgreco_train::Error::NonFiniteGradient`. A rank reports it when its own gradient is not finite.
+/// The code of `lgreco_train::Error::NonFiniteGradient`, which a rank reports when its own gradient is not finite.
 pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
 /// Number of values in a span of an uncompressed layer. A span is the unit of work of a CUDA block.
@@ -100,9 +100,9 @@ pub(super) struct Summed {
     pub(super) matrices: Table,
     dense_spans: u64,
     /// The number of uncompressed pieces that this rank averages, and the number of their spans. These pieces come
-    /// first.
+    /// before all other uncompressed pieces.
     own: Option<[u64; 2]>,
-    /// Index in the buffer of the first sum at which the next values begin.
+    /// Index in the buffer of the first sum at which the values of the next piece begin.
     sum: u64,
     /// Number of values so far in the buffer of the first sum.
     values: u64,
@@ -133,14 +133,14 @@ impl Summed {
     }
 
     /// Call this after adding the pieces of an owner. Returns the index at which the values of these pieces end in the
-    /// first sum. The first call must be for this rank's own pieces. It records the number of these pieces.
+    /// first sum. The first call must be for this rank's own pieces, and records the number of these pieces.
     pub(super) fn end(&mut self) -> u64 {
         self.own.get_or_insert([self.dense.len() as u64, self.dense_spans]);
         self.sum
     }
 
-    /// Adds an uncompressed layer or a shard of one. Its values begin at `first` among all layers, and at `start` in
-    /// the layer.
+    /// Adds an uncompressed layer, or a shard of an uncompressed layer. The added values begin at index `first` among
+    /// the values of all layers, and at index `start` in the layer.
     pub(super) fn add_dense(&mut self, count: u32, (first, start): (u64, u32), layer: u32) {
         let start = start.into();
         self.dense.push(Dense { first, start, sum: self.sum, first_span: self.dense_spans, count, layer });
@@ -216,7 +216,7 @@ impl Summed {
         self.parts().map(|bytes| bytes.next_multiple_of(16)).iter().sum()
     }
 
-    /// Divides this memory into the parts.
+    /// Divides the memory of the summed layers into its parts.
     pub(super) fn places(&self, memory: Part) -> Places {
         let mut at = 0;
         let [dense, matrices, counters, of_rows, q, remembered, partial, grams, triangles] =

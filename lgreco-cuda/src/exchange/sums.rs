@@ -2,8 +2,8 @@
 //! under PowerSGD.
 //!
 //! The buffers of both sums have the layout of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers. The
-//! first has uncompressed values and `P`, the second has `Q`. After the values, each buffer has a status record for
-//! each rank: one f32 or three bf16. All ranks read these records.
+//! first buffer has uncompressed values and PowerSGD's factors `P`, the second has the factors `Q`. After the values,
+//! each buffer has a status record for each rank: one f32 or three bf16. All ranks read these records.
 
 use super::DeviceExchange;
 use super::layer::PROGRAM;
@@ -20,7 +20,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::ExchangeSums, entry }
 }
 
-/// The kernels of all three calls, in order.
+/// The kernels of the three calls of a step, in the order of the calls.
 pub(super) const KERNELS: [Kernel; 10] = [
     kernel("prepare"),
     kernel("project"),
@@ -36,8 +36,8 @@ pub(super) const KERNELS: [Kernel; 10] = [
 
 impl ExchangeProgram {
     /// Number of values of the first buffer that all ranks sum, including status records: uncompressed values and
-    /// PowerSGD's `P`, in the order of the layers. They are summed in the [reduce
-    /// type](crate::ExchangeConfig::reduce_dtype). 0 if no layer is uncompressed or under PowerSGD.
+    /// PowerSGD's `P`, in the order of the layers. The values have the [reduce
+    /// type](crate::ExchangeConfig::reduce_dtype). The number is 0 if no layer is uncompressed or under PowerSGD.
     ///
     /// ```
     /// use lgreco::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
@@ -53,8 +53,8 @@ impl ExchangeProgram {
         if self.summed.lens()[0] == 0 { 0 } else { self.slips.last().map_or(0, |&last| self.with_slips(last)) }
     }
 
-    /// Number of values of the second buffer that all ranks sum, including status records: PowerSGD's `Q`. 0 if no
-    /// layer is under PowerSGD.
+    /// Number of values of the second buffer that all ranks sum, including status records: PowerSGD's `Q`. The number
+    /// is 0 if no layer is under PowerSGD.
     pub fn factor_values(&self) -> usize {
         if self.summed.lens()[1] == 0 { 0 } else { self.with_slips(self.summed.lens()[1]) }
     }
@@ -89,13 +89,14 @@ impl DeviceExchange {
 impl CudaBackend {
     /// Enqueued, in three launches at most: makes this rank's part of the first sum. Uncompressed layers contribute
     /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is `residual + gradient` and `Q` is
-    /// the mean `Q` of the last step. If a column of that mean is zero, the same column of the random start matrix
-    /// replaces it. The columns of `Q` are scaled to magnitudes around 1. The part also has this rank's status. If the
-    /// exchange has layers under QSGD, call [`encode_exchange`](CudaBackend::encode_exchange) before. It does nothing
-    /// if no layer is summed. It may be captured into a graph.
+    /// the mean `Q` of the last step. If a column of the mean `Q` is zero, the same column of the random start matrix
+    /// replaces it. The columns of `Q` are scaled to magnitudes around 1. This rank's part also has its status record.
+    /// If the exchange has layers under QSGD, EDEN or TopK, first call
+    /// [`encode_exchange`](CudaBackend::encode_exchange). The call does nothing if no layer is summed. The call may be
+    /// captured into a graph.
     ///
-    /// Then all ranks add up their `sums`, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) values of
-    /// the type [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype): f32 or bf16.
+    /// After this call, all ranks add up their `sums`, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values)
+    /// values of the type [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype): f32 or bf16.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceExchange, Error};
@@ -123,13 +124,14 @@ impl CudaBackend {
     /// [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// It reads gradients and residuals once, and writes their sum once. It takes O(rows · cols · rank) operations, for
-    /// four columns at a time. From rank 17 on, it reads the matrices again for every 16 columns.
+    /// The call reads gradients and residuals once, and writes the sum of gradient and residual once. It takes O(rows ·
+    /// cols · rank) operations, for four columns at a time. From PowerSGD rank 17 on, the call reads the matrices again
+    /// for every 16 columns.
     ///
     /// # Safety
-    /// The gradients are valid memory of all layers' values, one after the other, and `sums` of
-    /// [`sum_values`](ExchangeProgram::sum_values) values. Both are in the backend's context and do not overlap.
-    /// Nothing else uses them, except work that is ordered before or after on the backend's stream. The exchange was
+    /// `gradients` is valid memory of all layers' values, one layer after the other. `sums` is valid memory of
+    /// [`sum_values`](ExchangeProgram::sum_values) values. Both memories are in the backend's context and do not
+    /// overlap. Any other work on them is ordered before or after this call on the backend's stream. The exchange was
     /// begun on this backend.
     pub unsafe fn project_exchange(
         &mut self,
@@ -161,22 +163,24 @@ impl CudaBackend {
         launch("tell_sums", &[head, slips, sums], 1)
     }
 
-    /// Enqueued, in seven launches: makes this rank's part of the second sum. It first makes the columns of the summed
-    /// `P` orthonormal, in f32. The part is `Q = Mᵀ P`, and this rank's status. The next residual is `M` minus this
-    /// rank's own `P Qᵀ`. It does nothing if no layer is under PowerSGD. It may be captured into a graph.
+    /// Enqueued, in seven launches: makes this rank's part of the second sum. The call first makes the columns of the
+    /// summed `P` orthonormal, in f32. This rank's part is `Q = Mᵀ P`, followed by its status record. The next residual
+    /// is `M` minus this rank's own `P Qᵀ`. The call does nothing if no layer is under PowerSGD. The call may be
+    /// captured into a graph.
     ///
-    /// Then all ranks add up their `factors`, by an all-reduce of [`factor_values`](ExchangeProgram::factor_values)
-    /// values of the same type.
+    /// After this call, all ranks add up their `factors`, by an all-reduce of
+    /// [`factor_values`](ExchangeProgram::factor_values) values of the reduce type.
     ///
     /// # Errors
     /// The errors of [`project_exchange`](CudaBackend::project_exchange).
     ///
     /// # Complexity
-    /// It reads the matrices twice and writes them once. It takes O(rows · cols · rank) operations, and O((rows + rank)
-    /// · rank²) operations in f64. From rank 17 on, it reads the matrices again for every 16 columns.
+    /// The call reads the matrices twice and writes them once. It takes O(rows · cols · rank) operations, and O((rows +
+    /// rank) · rank²) operations in f64. From PowerSGD rank 17 on, the call reads the matrices again for every 16
+    /// columns.
     ///
     /// # Safety
-    /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for both buffers.
+    /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for `sums` and `factors`.
     pub unsafe fn back_project_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -208,26 +212,27 @@ impl CudaBackend {
     }
 
     /// Enqueued, in two launches: makes the means of uncompressed layers and of layers under PowerSGD. The means of a
-    /// layer under PowerSGD are `P Qᵀ` with the mean `Q`, which the next step uses. It also ends the step, unless the
-    /// exchange has layers under QSGD: then call [`finish_exchange`](CudaBackend::finish_exchange) after it.
+    /// layer under PowerSGD are `P Qᵀ` with the mean `Q`, which the next step uses. The call also ends the step, unless
+    /// the exchange has layers under QSGD, EDEN or TopK. With such layers, call
+    /// [`finish_exchange`](CudaBackend::finish_exchange) after this call.
     ///
     /// A step fails if a rank has failed, is at another step, or has another [`ExchangeProgram`]. In a failed step, all
     /// ranks set the means to the value that [`OnFault`](crate::OnFault) defines, and keep their residuals and
-    /// remembered factors. All ranks also keep them if a sum over the ranks, or a mean, exceeds the range of its type.
-    /// The means have the same bits on all ranks. The means may replace the gradients in place. It does nothing if no
-    /// layer is summed. It may be captured into a graph.
+    /// remembered factors. All ranks also keep residuals and factors if a sum over the ranks, or a mean, exceeds the
+    /// range of its type. The means have the same bits on all ranks. The means may replace the gradients in place. The
+    /// call does nothing if no layer is summed. The call may be captured into a graph.
     ///
     /// # Errors
     /// The errors of [`project_exchange`](CudaBackend::project_exchange). `factors` is ignored if no layer is under
     /// PowerSGD.
     ///
     /// # Complexity
-    /// It writes the means once, and takes O(rows · cols · rank) operations.
+    /// The call writes the means once, and takes O(rows · cols · rank) operations.
     ///
     /// # Safety
-    /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for both buffers. They hold the results
-    /// of [`back_project_exchange`](CudaBackend::back_project_exchange) and of the collectives. The means are valid
-    /// memory of all layers' values.
+    /// The conditions of [`project_exchange`](CudaBackend::project_exchange), for `sums` and `factors`. `sums` and
+    /// `factors` hold the results of the collectives after [`project_exchange`](CudaBackend::project_exchange) and
+    /// [`back_project_exchange`](CudaBackend::back_project_exchange). `means` is valid memory of all layers' values.
     pub unsafe fn average_exchange(
         &mut self,
         exchange: &DeviceExchange,

@@ -36,7 +36,7 @@ impl Kept {
 
 fn spec<'a>(layer: &DeviceLayer<'a>, dtype: Dtype) -> Spec<'a> {
     let &DeviceLayer { index, shape, setting, shards } = layer;
-    // Compressors get the sum of gradient and residual, which is f32.
+    // Compressors encode the sum of gradient and residual, which is f32 for gradients of any type.
     let dtype = if setting == Setting::Dense { dtype } else { Dtype::F32 };
     Spec { index, shards, ..Spec::from((setting, shape, dtype)) }
 }
@@ -53,7 +53,7 @@ pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> R
         return Ok((moment, ExchangeProgram::of_layers(layers, config)?));
     }
     let specs = || layers.iter().map(|layer| spec(layer, dtype));
-    // `Program::new` also checks the shards.
+    // `Program::new` also checks that the shards are valid.
     let program = Program::new(specs(), moment, Agreement::Reached, 0)?;
     let owners = (0..world_size).map(|owner| pieces(&program, specs(), owner)).collect::<Result<Vec<_>, _>>()?;
     let elements = specs().map(|spec| spec.shape.elements() as u64).sum();
@@ -63,7 +63,7 @@ pub(super) fn described(layers: &[DeviceLayer<'_>], config: ExchangeConfig) -> R
     Ok((moment, ExchangeProgram::of_pieces(&owners, elements, config)?))
 }
 
-/// The pieces that go to `owner`, in the order of the layers.
+/// Returns the pieces that the rank `owner` averages, in the order of the layers.
 fn pieces<'a>(program: &Program, specs: impl Iterator<Item = Spec<'a>> + Clone, owner: u32) -> Result<Vec<Piece>> {
     let moment = program.moment;
     let mut compressed = program.pieces(specs.clone(), owner).peekable();
@@ -84,7 +84,7 @@ fn pieces<'a>(program: &Program, specs: impl Iterator<Item = Spec<'a>> + Clone, 
                 add(shard.start, Shape::new(shard.len(), 1)?, Setting::Dense);
             }
             (Setting::PowerSgd(_), None) => return Err(Error::Method("exchanges by shards under PowerSGD")),
-            // This owner's shard is empty.
+            // The owner's shard of this layer is empty.
             (
                 Setting::Dense | Setting::Qsgd(_) | Setting::Eden(_) | Setting::TopK(_) | Setting::QuantisedTopK(_),
                 None,

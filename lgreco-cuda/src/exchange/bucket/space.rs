@@ -15,14 +15,15 @@ use lgreco_train::gradient::Dtype;
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     /// The messages of all ranks. With shards: first the messages from the other ranks to this rank, then this rank's
-    /// message to itself, and then its messages to the other ranks.
+    /// message to itself, and then this rank's messages to the other ranks.
     messages: Part,
     sums: Part,
     factors: Part,
     /// Offset of this rank's message. With shards, offset of this rank's message to itself.
     own: u64,
-    /// Used only with shards, with one entry per rank: `sum_lens` has the number of values in the rank's part of the
-    /// sums, `send_lens` the bytes sent to the rank, and `received_lens` the bytes received from the rank.
+    /// The three lists are used only with shards, and have one entry per rank. `sum_lens` has the number of values in
+    /// the rank's part of the sums, `send_lens` the bytes sent to the rank, and `received_lens` the bytes received from
+    /// the rank.
     sum_lens: Vec<u64>,
     send_lens: Vec<u64>,
     received_lens: Vec<u64>,
@@ -45,12 +46,13 @@ impl Wire {
         }
     }
 
-    /// Returns this rank's message. With shards, its messages for the other ranks follow.
+    /// Returns this rank's message. With shards, this is the message to itself, and the messages to the other ranks
+    /// follow.
     fn message(&self) -> Part {
         self.messages.from(self.own)
     }
 
-    /// Returns the request for the collective on a part of the exchange.
+    /// Returns the request for the collective that exchanges `part`.
     pub(super) fn request(&self, part: exchange::Part, reduce_dtype: Dtype) -> DeviceRequest<'_> {
         let memory = |Part { address, bytes }: Part| DeviceMemory { address, len: bytes as usize };
         let sums = |sums: Part| DeviceMemory { address: sums.address, len: sums.bytes as usize / reduce_dtype.bytes() };
@@ -95,8 +97,8 @@ impl Enqueuing<'_> {
     fn enqueue(&mut self, op: Op) -> Result<()> {
         let DeviceBucket { exchange, gradients, wire, .. } = &*self.bucket;
         let [messages, sums, factors] = [wire.messages, wire.sums, wire.factors].map(|part| part.address);
-        // SAFETY: the caller of `submit` or `next` promises that the gradients are valid, and the caller of `new`
-        // promises it for all other memory.
+        // SAFETY: the caller of `submit` or `next` guarantees that the gradients are valid. The caller of `new`
+        // guarantees that all other memory is valid.
         unsafe {
             match op {
                 Op::Encode | Op::EncodeShards => {
@@ -118,7 +120,7 @@ impl Enqueuing<'_> {
         }
     }
 
-    /// Reports to the other ranks that the device has refused the work for this rank's part.
+    /// Reports to the other ranks that the device has refused the work for this rank's part of a collective.
     fn tell(&mut self, part: exchange::Part, slip: Slip) -> Result<()> {
         let DeviceBucket { exchange, wire, .. } = &*self.bucket;
         let (program, gpu) = (&exchange.program, self.cuda.gpu_mut());
@@ -131,7 +133,7 @@ impl Enqueuing<'_> {
                 gpu.clear(wire.factors)?;
                 tell_in(gpu, program, wire.factors, program.head.factors, slip)
             }
-            // Sets the first word of each message. The other ranks only check whether this word is 0.
+            // Sets the first word of each message. The other ranks only check whether the first word is 0.
             _ => {
                 let head = |&head: &u64| gpu.write_words(&[slip.code as u32], wire.message().from(head));
                 program.heads.iter().try_for_each(head)
@@ -154,7 +156,7 @@ fn tell_in(gpu: &mut Gpu, program: &ExchangeProgram, buffer: Part, values: u64, 
     if program.reduce_dtype == Dtype::F32 {
         return gpu.write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));
     }
-    // The device writes whole words. The last rank's second word may reach into the padding after the buffer.
+    // The device writes whole words. For the last rank, the second word may reach into the padding after the buffer.
     let [low, middle, high] = slip.to_bf16_sum().map(|digit| u64::from(digit.0));
     let digits = (low | middle << 16 | high << 32) << (8 * (at % 4));
     let words = [digits as u32, (digits >> 32) as u32];
@@ -179,13 +181,13 @@ impl Space for Enqueuing<'_> {
         self.bucket.layers.iter().map(Kept::spec)
     }
 
-    /// There is nothing to check: the memory was made for these layers.
+    /// Checks nothing, because the memory was made for exactly these layers.
     fn check(&self, _: &Program) -> Result<(), lgreco_train::Error> {
         Ok(())
     }
 
-    /// If the device refuses work for this rank's part, this is reported to the other ranks, and the step still
-    /// continues to its end. So all ranks take part in the same collectives and count the same steps.
+    /// If the device refuses work for this rank's part, this rank reports the error to the other ranks and still
+    /// continues the step to its end. So all ranks take part in the same collectives and count the same steps.
     fn run(&mut self, op: Op, program: &Program) -> Result<(), lgreco_train::Error> {
         let makes_part = matches!(op, Op::Encode | Op::EncodeShards | Op::PutSlip { .. });
         let is_told = self.bucket.refused.is_some() && makes_part;
