@@ -68,25 +68,25 @@ impl Factors {
     ];
 }
 
-/// Number of rows of a product that a block computes.
+/// Rows of a product's tile. A block computes one tile.
 const OUTER: u32 = 64;
-/// Largest number of columns of a product that a block computes.
+/// Largest number of columns of a product's tile.
 const WIDEST: u32 = 16;
-/// Number of terms of a product that the warps of a block fetch together.
+/// Number of terms of an inner product that the warps of a block fetch together.
 const DEPTH: u32 = 32;
-/// Largest number of terms that are added in f32.
+/// Largest number of terms of an inner product that are added in f32.
 const CHUNK: u32 = 4096;
-/// Number of blocks that share a product if it has enough terms.
+/// Target for the number of blocks that share a product, if the product has enough terms.
 const SPREAD: u32 = 1024;
 /// Least number of rows that a thread adds up for an inner product.
 const STRETCH: u32 = 128;
 /// Largest number of parts of an inner product.
 const STRETCHES: u32 = 64;
-/// Number of rows and columns of the Gram matrix that a block computes.
+/// Number of rows, and of columns, of the part of a Gram matrix that a block computes.
 const EDGE: u32 = 16;
-/// Number of rows of `P Qᵀ` that a block computes.
+/// Number of rows of a tile of `P Qᵀ`. A block computes one tile.
 const HIGH: usize = 64;
-/// Number of columns of `P Qᵀ` that a block computes.
+/// Number of columns of a tile of `P Qᵀ`.
 const SIDE: usize = 32;
 
 /// Number of tiles of `P Qᵀ`, the product of the factors.
@@ -102,7 +102,7 @@ pub(crate) struct Totals {
     /// Number of f32 values in all `Q`.
     pub(crate) q: u64,
     /// Number of f32 values in the chunks of all products. The two products of a matrix use the same memory in turn, so
-    /// only the larger of their numbers is added.
+    /// each matrix counts only its larger product.
     pub(crate) partial: u64,
     /// Number of f64 values in all parts of Gram matrices.
     pub(crate) gram: u64,
@@ -111,7 +111,8 @@ pub(crate) struct Totals {
     pub(crate) counters: u32,
     /// Number of columns of all `P`.
     pub(crate) columns: u32,
-    /// Number of pieces of work of all matrices, for each kernel.
+    /// Number of pieces of work of the first product, over all matrices. The fields after this one count those of the
+    /// other kernels.
     pub(crate) products: u32,
     pub(crate) backs: u32,
     pub(crate) grams: u32,
@@ -119,7 +120,7 @@ pub(crate) struct Totals {
     pub(crate) tiles: u32,
 }
 
-/// How a product's work is divided.
+/// How the work of a matrix product is divided into chunks and blocks.
 struct Division {
     chunk: u32,
     chunks: u32,
@@ -130,7 +131,7 @@ struct Division {
 impl Division {
     fn new(outer: u32, inner: u32, columns: u32) -> Division {
         let tiles = outer.div_ceil(OUTER);
-        // The chunk does not depend on the number of columns. So the bits of a column do not depend on it.
+        // The chunk size does not depend on the number of columns, so the bits of a column do not depend on it either.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
         let across = u64::from(tiles) * u64::from(columns.div_ceil(WIDEST));
         Division { chunk, chunks: inner.div_ceil(chunk), across }
@@ -140,13 +141,14 @@ impl Division {
         self.across * u64::from(self.chunks)
     }
 
-    /// Number of f32 values of all chunks of a product; 0 for a single chunk.
+    /// Number of f32 values in all chunks of a product. The number is 0 for a single chunk, which needs no partial
+    /// sums.
     fn partial(&self, outer: u32, columns: u32) -> u64 {
         if self.chunks > 1 { u64::from(self.chunks) * u64::from(outer) * u64::from(columns) } else { 0 }
     }
 }
 
-/// A table of matrices, and the totals of these matrices.
+/// A table of matrices, and the total sizes and amounts of work of these matrices.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) matrices: Vec<Factors>,
@@ -161,11 +163,11 @@ impl Table {
         }
     }
 
-    /// Adds a matrix of this shape with factors of `columns` columns, at most its smaller side. Its values begin at
-    /// `values`.
+    /// Adds a matrix of this shape with factors of `columns` columns, at most its smaller side. The values of the
+    /// matrix begin at index `values`.
     ///
     /// # Errors
-    /// [`TooManyElements`](lgreco::Error::TooManyElements) if a number of pieces of work exceeds u32.
+    /// [`TooManyElements`](lgreco::Error::TooManyElements) if the number of pieces of work of a kernel exceeds u32.
     pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<()> {
         let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         let (product, back) = (Division::new(rows, cols, columns), Division::new(cols, rows, columns));

@@ -1,13 +1,13 @@
 //! Measures rows of TopK in few bits, by launches of `kept_errors.cu`.
 //!
 //! The error of dropped values is measured as for TopK with full values. Five launches write the values that the
-//! largest k keeps, as in a payload. Four more launches measure all k. For each k, they first find the cut, which is
-//! the k-th largest magnitude, among these values. They then sort the values that this k keeps into the bins of its
-//! codes. All layers and all their k share these launches, up to a limit on the workspace.
+//! largest k keeps, as in a payload. Four more launches measure all k from the written values. For each k, these
+//! launches first find the cut, which is the k-th largest magnitude. They then sort the values that this k keeps into
+//! the bins of its codes. All layers and all values of k share the launches, up to a limit on the workspace.
 //!
-//! The bins of TopK with full values cannot replace these launches. They would require the assumption that the values
-//! within a bin are evenly spread. Errors would then be up to 0.4 % off, and some plans would change: in the plan for
-//! the built-in sample, 2 of 15 layers would get other settings.
+//! The bins of TopK with full values cannot replace these launches, because an error from these bins assumes that
+//! values are evenly spread within a bin. Such errors would be up to 0.4 % off, and some plans would change: in the
+//! plan for the built-in sample, 2 of 15 layers would get other settings.
 
 use crate::Result;
 use crate::device::Part;
@@ -24,13 +24,13 @@ use lgreco::gradient::Dtype;
 const MOST_BITS: usize = 8;
 /// Bytes of `BinSquares`.
 const SQUARES: u64 = 128 * (3 * 8 + 4);
-/// Bytes of the two words for the largest magnitudes. Rows ignore these words.
+/// Bytes of the two words for the largest magnitudes. The measurement of rows ignores these words.
 const TOLD: u64 = 8;
-/// Bytes of workspace from which on no further layer or value of k is added to a set of launches.
+/// If a set of launches needs this many bytes of workspace or more, no further layer or value of k is added to the set.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
-/// Number of result words of a row: the words of TopK with full values, and then, for each k, one error for each number
-/// of bits.
+/// Number of result words of a row. First come the words of the row of TopK with full values. Then each k has one error
+/// for each number of bits.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     topk::result_words(keeps) + MOST_BITS * keeps
 }
@@ -46,8 +46,7 @@ pub(crate) struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    /// Returns the table entries of all k. The entries refer to the values that the largest k keeps, as written in a
-    /// payload.
+    /// Returns the table entries of all k. The entries refer to the values in the payload of the largest k.
     fn rows(&self, payload: u64, most: u32) -> impl Iterator<Item = Top> {
         let (kept, errors) = ((payload + HEADER_LEN as u64) / 4, self.word + topk::result_words(self.keeps.len()));
         let row = move |(number, &keep): (usize, &u32)| {
@@ -57,15 +56,15 @@ impl Layer<'_> {
     }
 }
 
-/// Enqueued: measures, for each k, the error of sending the bins' means instead of the k kept values. The results of a
-/// layer lie after the words of its row of TopK with full values. Layers and values of k share launches until these
-/// need `together` bytes of workspace or more.
+/// Enqueued: measures, for each k, the error of sending the bins' means instead of the k kept values. In a layer's
+/// results, these errors follow the words of the row of TopK with full values. Layers and values of k share launches
+/// until the launches need `together` bytes of workspace or more.
 pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, results: Part) -> Result<()> {
     let mut rest = layers;
     while let Some(Layer { tensor, .. }) = rest.first() {
         let dtype = tensor.dtype;
         let alike = || rest.iter().take_while(|layer| layer.tensor.dtype == dtype);
-        // Values are numbered from the lowest address of all these layers.
+        // The indices of values count from the lowest address of the layers that share launches.
         let base = alike().map(|layer| layer.tensor.part.address).min().unwrap_or(0);
         let (mut tops, mut rows, mut count) = (Tops::default(), Vec::new(), 0);
         for (layer, number) in alike().zip(0u32..) {
@@ -92,7 +91,7 @@ pub(crate) fn measure(gpu: &mut Gpu, layers: &[Layer<'_>], together: u64, result
     Ok(())
 }
 
-/// Enqueued: measures the errors of each k, from the values in the message.
+/// Enqueued: measures the errors of each k from the values in `message`, which the largest k keeps.
 fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, results: Part) -> Result<()> {
     let mut rest = rows.into_iter().peekable();
     while rest.peek().is_some() {
@@ -112,7 +111,7 @@ fn measure_rows(gpu: &mut Gpu, rows: Vec<Top>, together: u64, message: Part, res
         let [program, squares, cuts, bins] = state.split(sizes);
         let of_spans = gpu.scratch(Scratch::Records, KEPT * spans)?;
         let params = Params::of_rows([layers, spans].map(|count| count as u32));
-        // There are no residuals, no gathered values and no payloads, so other parts fill these arguments.
+        // Rows have no residuals, gathered values or payloads, so other parts fill the kernels' arguments for these.
         find_cuts(gpu, params, [tops, top_of, program, message, message, cuts], [bins, of_spans, tops, tops])?;
         selection::measure_kept(gpu, params, [tops, top_of, message, cuts, squares, results])?;
     }

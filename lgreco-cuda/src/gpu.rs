@@ -38,9 +38,9 @@ pub(crate) const ALIGN: u64 = 256;
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
-    /// Buffers that contain zeros wherever their next user needs zeros, once the enqueued work is done.
+    /// Buffers that will contain zeros wherever the next user needs zeros, once the enqueued work is done.
     zeros: HashSet<Scratch>,
-    /// Number of host payloads that the device decoded, in place of the core.
+    /// Number of payloads in host memory that the device, not the core, decoded.
     #[cfg(test)]
     pub(crate) decoded: usize,
 }
@@ -76,9 +76,9 @@ impl Gpu {
         self.buffers.values().map(|buffer| buffer.bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Runs `call` with a workspace in `memory`, which is aligned, in place of the usual one. The buffers are as large
-    /// as those of `rehearsed`, so `memory` must have [`rehearsed.room()`](Gpu::room) bytes. A device that does not
-    /// [reuse](Device::reuses) memory, such as the test device, ignores `memory` and allocates.
+    /// Runs `call` with a workspace in `memory`, which must be aligned, in place of the usual workspace. The buffers
+    /// get the sizes of the buffers of `rehearsed`, so `memory` must have [`rehearsed.room()`](Gpu::room) bytes. A
+    /// device that does not [reuse](Device::reuses) memory, such as the test device, ignores `memory` and allocates.
     pub(crate) fn within<T>(&mut self, memory: Part, rehearsed: &Gpu, call: impl FnOnce(&mut Gpu) -> T) -> T {
         if !self.device.reuses() {
             return call(self);
@@ -107,7 +107,7 @@ impl Gpu {
     }
 
     /// Returns exactly `bytes` bytes of a buffer of the workspace, aligned to 256. The buffer's content is lost, and
-    /// earlier parts of it must no longer be used. Waits for the device if the buffer has to grow.
+    /// parts of the buffer from earlier calls must no longer be used. Waits for the device if the buffer has to grow.
     pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let bytes = bytes.max(1);
         if let Some(buffer) = self.buffers.get(&name).filter(|buffer| buffer.bytes >= bytes && self.device.reuses()) {
@@ -123,9 +123,9 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Enqueued: like [`scratch`](Gpu::scratch), but with zeros wherever the user needs them. If the user's work sets
-    /// these values back to zeros, the user calls [`are_zeros_again`](Gpu::are_zeros_again). If not, the next call
-    /// fills the whole buffer with zeros.
+    /// Enqueued: like [`scratch`](Gpu::scratch), but the part has zeros wherever the user needs zeros. If the user's
+    /// work restores these zeros, the user then calls [`are_zeros_again`](Gpu::are_zeros_again). Otherwise the next
+    /// call fills the whole buffer with zeros.
     pub(crate) fn zeros(&mut self, name: Scratch, bytes: u64) -> Result<Part> {
         let part = self.scratch(name, bytes)?;
         if !self.zeros.remove(&name) {
@@ -140,12 +140,12 @@ impl Gpu {
         self.buffers[&name]
     }
 
-    /// Call this if the enqueued work leaves zeros in a buffer wherever its next user needs zeros.
+    /// Notes that the enqueued work leaves zeros in a buffer wherever the buffer's next user needs zeros.
     pub(crate) fn are_zeros_again(&mut self, name: Scratch) {
         self.zeros.insert(name);
     }
 
-    /// Enqueued: uploads `bytes` to a buffer, and returns it.
+    /// Enqueued: uploads `bytes` to a buffer of the workspace, and returns the buffer.
     pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part> {
         let buffer = self.scratch(name, bytes.len() as u64)?;
         self.write(bytes, buffer)?;
@@ -197,8 +197,8 @@ impl Gpu {
         self.start(kernel, bytemuck::bytes_of(&params), parts, blocks.into(), (threads, false))
     }
 
-    /// Enqueued: like [`launch`](Gpu::launch), but the launch may be captured into a graph. No argument may change from
-    /// step to step, and the kernel must be [prepared](Gpu::prepare).
+    /// Enqueued: like [`launch`](Gpu::launch), but the launch may be captured into a graph. The launch must have the
+    /// same arguments in every step, and its kernel must be [prepared](Gpu::prepare).
     pub(crate) fn launch_capturable<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -234,7 +234,7 @@ impl Gpu {
         Ok(values)
     }
 
-    /// Done: downloads `part` to `bytes`, which must be as long.
+    /// Done: downloads `part` to `bytes`, which must have the length of `part`.
     pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             self.device.synchronise()?
@@ -262,8 +262,8 @@ impl Drop for Gpu {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks {
     Exactly(u64),
-    /// At most this number, and no more than the device runs at the same time. Each block loops over its share of the
-    /// work.
+    /// At most this number of blocks, and no more than the device runs at the same time. Each block loops over its
+    /// share of the work.
     AtMost(u64),
 }
 
@@ -273,15 +273,15 @@ impl From<u64> for Blocks {
     }
 }
 
-/// Largest number of blocks that loop over their shares of the work, if the device runs `resident` blocks at the same
-/// time.
+/// Largest number of blocks in a launch whose blocks loop over their shares of the work. The device runs `resident`
+/// blocks at the same time.
 #[cfg(not(test))]
 const fn most(resident: u64) -> u64 {
     resident
 }
 
-/// Largest number of f64 sums of a layer. Each block computes one sum. The number does not depend on the device, so
-/// that all devices add in the same order.
+/// Largest number of blocks that each compute one f64 sum of a layer. The number does not depend on the device, so that
+/// all devices add in the same order.
 #[cfg(not(test))]
 const fn sums() -> u64 {
     2048
@@ -289,8 +289,8 @@ const fn sums() -> u64 {
 
 #[cfg(test)]
 thread_local! {
-    /// Replaces the results of [`most`] and [`sums`] in tests. It is small, so that blocks loop and launches are split
-    /// even for small tensors.
+    /// In tests, this number replaces the results of [`most`] and [`sums`]. It is small, so that blocks loop and
+    /// launches are split even for small tensors.
     pub(crate) static MOST: std::cell::Cell<u64> = const { std::cell::Cell::new(3) };
 }
 
@@ -304,7 +304,7 @@ fn sums() -> u64 {
     MOST.get()
 }
 
-/// Largest number of blocks of a launch over several layers.
+/// Largest number of blocks of a launch that several layers share.
 pub(crate) fn together() -> u64 {
     64 * sums()
 }
@@ -314,12 +314,12 @@ pub(crate) fn blocks(threads: u64) -> u64 {
     threads.div_ceil(BLOCK.into())
 }
 
-/// Blocks for at most `threads` threads. Each block loops over its share of the work.
+/// Enough blocks for `threads` threads, or fewer blocks that loop over their shares of the work.
 pub(crate) fn looping_blocks(threads: u64) -> Blocks {
     Blocks::AtMost(blocks(threads))
 }
 
-/// At most one block per piece of work. Each block loops over its share of the pieces.
+/// One block per piece of work, or fewer blocks that loop over their shares of the pieces.
 pub(crate) fn looping_pieces(pieces: u64) -> Blocks {
     Blocks::AtMost(pieces)
 }

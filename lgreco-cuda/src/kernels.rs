@@ -16,7 +16,7 @@ pub(crate) enum Module {
     ExchangeEden,
 }
 
-/// The text of a file, after a line that gives the compiler the file's name for its messages.
+/// The text of a file, after a `#line` directive with the file's name for the compiler's messages.
 macro_rules! file {
     ($name:literal) => {
         concat!("#line 1 \"", $name, "\"\n", include_str!(concat!("kernels/", $name)))
@@ -71,7 +71,7 @@ impl Module {
         const LAYERS: &str = file!("layers.cu");
         const FACTORS: &str = file!("factors.cu");
         const ORTHONORMAL: &str = file!("orthonormal.cu");
-        // Files that all modules of EDEN use.
+        // Files that all modules for EDEN use.
         let rotated = || [file!("eden_levels.cu"), file!("rotation.cu"), file!("rotated_codes.cu")].concat();
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),

@@ -1,21 +1,21 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
 //! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. It also takes
-//! gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For these, only
-//! payloads and rows of the error table are copied to the host.
+//! gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For gradients in
+//! device memory, only payloads and rows of the error table are copied to the host.
 //!
 //! Building needs no CUDA. The driver, of CUDA 12 or later, is loaded at run time, and the crate contains compiled
-//! kernels. If something is missing, the error of [`CudaBackend::new`] says what.
+//! kernels. If the driver or a device is missing or unsuitable, the error of [`CudaBackend::new`] says so.
 //!
 //! Global state: the loaded driver (`libcuda.rs`) and the modules of each context (`modules.rs`).
 //!
 //! # Enqueued or done
 //! Each call's documentation begins with *Enqueued* or *Done*. *Enqueued* means that the call has put its work into the
-//! backend's stream, in the order of the calls. The work may still be running after the call. If it fails, a later call
-//! returns the error. *Done* means that the call has waited for the stream, because it returns a result. A call also
-//! waits if it must enlarge the workspace or load a kernel; [`reserve`](CudaBackend::reserve) does both beforehand.
-//! Host bytes are read before a call returns. Most calls refuse a stream that is being captured into a graph
-//! ([`Error::Captured`]). The exceptions are the calls that make up the steps of an exchange:
+//! backend's stream, in the order of the calls. The work may still be running after the call. If the work fails, a
+//! later call returns the error. *Done* means that the call has waited for the stream, because it returns a result. A
+//! call also waits if it must enlarge the workspace or load a kernel; [`reserve`](CudaBackend::reserve) does both
+//! beforehand. A call reads its host bytes before it returns. Most calls refuse a stream that is being captured into a
+//! graph ([`Error::Captured`]). The exceptions are the calls that make up the steps of an exchange:
 //! [`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and the calls
 //! for layers that are summed by collectives (uncompressed layers and PowerSGD's factors).
 //!
@@ -23,18 +23,19 @@
 //! Payloads of QSGD, TopK and EDEN have the same bits as the core's payloads. A payload of any method decodes to the
 //! same bits as in the core. For this purpose, kernels are compiled without contraction to fused multiply-add, with
 //! subnormal numbers and with correctly rounded divisions. PowerSGD's payloads are the same on every device, and decode
-//! to nearly the same matrix as the core's payloads. Rows agree with the core's within 1e-4. They are f64 sums whose
-//! order depends on the number of elements alone, so the same input gives the same bits.
+//! to nearly the same matrix as the core's payloads. The errors in rows agree with the core's up to a relative
+//! difference of 1e-4. Rows are f64 sums in an order that depends only on the number of elements, so the same input
+//! gives the same bits.
 //!
 //! # Inside
 //! The host code reaches the device through the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
-//! launch, download. The trait has three implementations. `driver.rs` calls the driver. `counting.rs` only records the
-//! requests, so that `reserve.rs` can rehearse calls. In tests, `simt.rs` runs the same `.cu` files on the processor,
-//! compiled by g++.
+//! launch, download. The trait has three implementations. `driver.rs` calls the driver. `counting.rs` only records
+//! requests, so that `reserve.rs` can find out what memory and kernels calls need. In tests, `simt.rs` runs the same
+//! `.cu` files on the processor, compiled by g++.
 //!
-//! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. Without contraction, the kernels
-//! therefore compute the same results as the core. For a row, each block computes an f64 sum, and one block adds these
-//! sums in order.
+//! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. Because the kernels are compiled without
+//! contraction, they therefore compute the same results as the core. For a row, each block computes an f64 sum, and one
+//! block adds these sums in order.
 //!
 //! | module | content |
 //! |---|---|
@@ -62,29 +63,30 @@
 //!
 //! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: they check that no
 //! registers spill, that the number of registers is within bounds, and that rounding and fences are as in the sources.
-//! The conformance suite makes the same launches on the CPU, with the same files compiled by g++ against a shim, in
-//! several orders of threads and blocks. The shim's race check and the sanitizers watch these runs. A simulated driver
-//! library tests the code that only `driver.rs` has. For each check, tests plant faults that the check must find.
+//! The conformance suite makes the same launches on the CPU, in several orders of threads and blocks. For this, g++
+//! compiles the kernels' files against a shim. The shim's race check and the sanitizers also check the kernels on the
+//! CPU. Tests with a simulated driver library run the code of `driver.rs`. For each check, tests plant faults that the
+//! check must find.
 //!
-//! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
+//! A method consists of two files, `NAME.rs` and `kernels/NAME.cu`, and of entries in other files:
 //! * `Module` in `kernels.rs`: its name, and the files that make up its source. Several methods use `device.cu` (block
 //!   sums and maxima), `values.cu` (the three element types), `philox.cu` (random words) and `blocks.cu` (the last
-//!   block of a launch). Exchanges use `program.cu` (common parts) and `slips.cu` (how sums are sent). QSGD uses
-//!   `buckets.cu` (grids) and `codes.cu` (codes). TopK uses `tops.cu` (layers), `counts.cu` (numbers of magnitudes per
-//!   bin), `strips.cu` (the values of a block, and the positions of gathered values) and `bins.cu` (bins of rows). TopK
-//!   in few bits uses `few_bits.cu` (codes) and `meanings.cu` (the values of codes). PowerSGD uses `factors.cu`
+//!   block of a launch). Exchanges use `program.cu` (common parts) and `slips.cu` (status records after sums). QSGD
+//!   uses `buckets.cu` (grids) and `codes.cu` (codes). TopK uses `tops.cu` (layers), `counts.cu` (numbers of magnitudes
+//!   per bin), `strips.cu` (the values of a block, and the positions of gathered values) and `bins.cu` (bins of rows).
+//!   TopK in few bits uses `few_bits.cu` (codes) and `meanings.cu` (the values of codes). PowerSGD uses `factors.cu`
 //!   (products with factors) and `orthonormal.cu` (orthonormal columns of factors).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the `.cu` file, and the list `FIELDS`
-//!   of these fields for a test. The functions of this file ask `Gpu` for parts of the workspace (`Scratch`: one
+//!   of these fields for a test. The functions of `NAME.rs` ask `Gpu` for parts of the workspace (`Scratch`: one
 //!   purpose at a time, content undefined). They launch `Kernel { module, entry }` with the parameters, followed by the
 //!   addresses of parts of memory. A block has `BLOCK` threads; `gpu::blocks` gives the number of blocks for a number
-//!   of threads. Nothing is downloaded between the launches.
+//!   of threads. The host downloads nothing between the launches.
 //! * `rows.rs`: the number of result words, `check`, `row` (enqueues) and `take_row` (makes the row from the results).
 //!   The first result word has the bits of the largest magnitude, at least if this magnitude is not finite. `codec.rs`:
 //!   `header`, `enqueue`, `check` and `decode`.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The test device allocates
-//!   memory anew for every part, with exactly the part's size, so that the sanitizers find accesses outside a part. It
-//!   fills the memory with arbitrary content, so that reads of undefined memory are visible in results.
+//!   memory anew for every part, with exactly the part's size, so that the sanitizers find accesses outside a part. The
+//!   test device fills new memory with arbitrary content, so that reads of undefined memory are visible in results.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 

@@ -1,8 +1,9 @@
 //! The functions of the driver's library, which is loaded at run time.
 //!
-//! cudarc could load them as well, but this crate uses only its types. cudarc tries `libcuda.so` before `libcuda.so.1`,
-//! and the former may be a stub for linkers. It also treats result codes as a Rust enum, so an unknown code of a newer
-//! driver would be undefined behaviour. This crate treats them as integers.
+//! cudarc could load these functions as well, but this crate uses only cudarc's types, for two reasons. cudarc tries
+//! `libcuda.so` before `libcuda.so.1`, but `libcuda.so` may be a stub for linkers. cudarc also treats result codes as a
+//! Rust enum, so an unknown code of a newer driver would be undefined behaviour. This crate treats result codes as
+//! integers.
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "functions are the driver's")]
 
 use crate::{Error, Result};
@@ -15,7 +16,7 @@ use std::sync::OnceLock;
 /// File names of the library, in order of preference.
 const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
-/// The result codes that callers distinguish.
+/// The result codes that this crate's functions handle separately.
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const INVALID_CONTEXT: c_int = 201;
@@ -62,7 +63,7 @@ macro_rules! functions {
                 /// # Safety
                 /// The conditions that the driver's documentation states for this function.
                 pub(crate) unsafe fn $name(&self, $($parameter: $kind),*) -> Result<(), Failure> {
-                    // SAFETY: the caller promises it.
+                    // SAFETY: the caller guarantees the conditions of the driver's documentation.
                     self.said(stringify!($name), unsafe { (self.$name)($($parameter),*) })
                 }
             )*
@@ -70,7 +71,7 @@ macro_rules! functions {
     };
 }
 
-/// Type of the functions that describe a result code.
+/// Type of the driver's functions that describe a result code.
 type Words = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 functions! {
@@ -142,8 +143,8 @@ impl Cuda {
         }
         let words = |function: Words| {
             let mut text = std::ptr::null();
-            // SAFETY: the pointer is valid for a text pointer, and the driver's texts are static. The driver sets it to
-            // null for an unknown code.
+            // SAFETY: the pointer is valid for a text pointer, and the driver's texts are static. The driver sets the
+            // text pointer to null for an unknown code.
             unsafe {
                 function(code, &mut text);
                 (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -171,7 +172,7 @@ fn library(names: &[&str]) -> Result<Library> {
             reason = format!("{reason}: {error}");
             source = error.source();
         }
-        // The message may name another file that is missing: one that the existing library needs.
+        // If the library exists, the message may name another missing file that this library needs.
         let is_own = reason.contains(&format!("{name}: "));
         let is_absent = is_own && reason.contains("No such file") || reason.contains("os error 126");
         if !is_absent {

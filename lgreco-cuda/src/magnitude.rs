@@ -35,14 +35,14 @@ fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, resul
     gpu.launch(Kernel { module: Module::Magnitude, entry }, params, &[tensor.part, result], blocks)
 }
 
-/// Enqueued: raises the first word of `result` to at least the bits of the largest magnitude.
+/// Enqueued: the first word of `result` becomes the maximum of itself and the bits of the largest magnitude.
 pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()> {
     launch(gpu, tensor, "largest", 0, result)
 }
 
-/// Enqueued: writes the header of `payload`. The first word of `status` has the largest magnitude. If it is at least
-/// `least`, the kernel also writes the position and the value of the first such element to `fault`. That part has eight
-/// bytes, which must be zeros before. [`told`] decodes them.
+/// Enqueued: writes the header of `payload`. The first word of `status` has the largest magnitude. If the largest
+/// magnitude is at least `least`, the kernel also writes the position and the value of the first such element to
+/// `fault`. The part `fault` has eight bytes, which must be zeros before the call. [`told`] decodes these bytes.
 pub(crate) fn end_payload(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -86,8 +86,8 @@ pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Re
     }
 }
 
-/// Returns the error for the first element of magnitude `least` or more, which is too large for the type in which it
-/// would be sent.
+/// Returns the error for the first element of magnitude `least` or more, which is too large for the type of sent
+/// values.
 pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error> {
     match first_from(gpu, input, least)? {
         Some((index, value)) => Ok(lgreco::Error::ElementOverflow { index, value }.into()),

@@ -1,5 +1,5 @@
-//! Modules that are loaded into a context. Loading takes long, because the driver links the code and NVIDIA's
-//! sanitizer, if used, patches it. So all backends of a context share the modules.
+//! Modules that are loaded into a context. Loading takes long, because the driver links the code. NVIDIA's sanitizer,
+//! if used, also patches the code. So all backends of a context share the modules.
 
 use crate::Result;
 use crate::kernels::Module;
@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The modules of one context. The context exists as long as a backend holds them.
+/// The modules of one context. The context exists as long as a backend holds these modules.
 pub(crate) struct Modules {
     loaded: Mutex<HashMap<Module, sys::CUmodule>>,
 }
@@ -19,7 +19,8 @@ unsafe impl Send for Modules {}
 unsafe impl Sync for Modules {}
 
 /// The addresses of contexts, and the modules of each context while a backend holds them. A later context may have the
-/// same address as an earlier one. This is safe, because no backend holds the earlier context's modules by then.
+/// same address as an earlier one. A reused address is safe, because no backend holds the earlier context's modules by
+/// then.
 static OF_CONTEXTS: Mutex<Vec<(usize, Weak<Modules>)>> = Mutex::new(Vec::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -52,7 +53,7 @@ impl Modules {
     }
 
     /// Unloads the modules unless another backend holds them. The context must be current, and none of the caller's
-    /// kernels may still be enqueued. Errors are ignored, because nothing can be done about them.
+    /// kernels may still be enqueued. Errors are ignored, because callers could not handle them.
     pub(crate) fn give_back(self: Arc<Self>, cuda: &Cuda) {
         let Some(mut last) = Arc::into_inner(self) else { return };
         for (_, module) in last.loaded.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
@@ -61,8 +62,8 @@ impl Modules {
         }
     }
 
-    /// Leaves the modules loaded for the lifetime of the context. No later backend gets them, because it is unknown how
-    /// long the context exists.
+    /// Leaves the modules loaded for the lifetime of the context. No later backend gets these modules, because it is
+    /// unknown how long the context exists.
     pub(crate) fn leave(self: Arc<Self>) {
         locked(&OF_CONTEXTS).retain(|(_, modules)| modules.as_ptr() != Arc::as_ptr(&self));
         std::mem::forget(self);

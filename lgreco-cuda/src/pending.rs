@@ -12,8 +12,8 @@ const MOST: usize = 4096;
 /// An enqueued call.
 pub(crate) enum Enqueued {
     Encoding(Setting),
-    /// A decoding, with the status that a valid payload leaves, or `None` if any bytes of the right length are a valid
-    /// payload.
+    /// A decoding, with the status that a valid payload leaves. The status is `None` if any bytes of the right length
+    /// are a valid payload.
     Decoding(Option<[u32; 2]>),
 }
 
@@ -23,13 +23,13 @@ pub(crate) struct Pending {
     pub(crate) calls: Vec<Enqueued>,
     /// The memory of the statuses. All statuses after the first `given` are zeros.
     pub(crate) statuses: Option<Part>,
-    /// Number of statuses given to calls since the last check. It includes the status of a call that failed; `calls`
-    /// does not include that call.
+    /// Number of statuses given to calls since the last check. This number includes the status of a call that failed;
+    /// `calls` does not include that call.
     given: usize,
 }
 
 impl Pending {
-    /// `Err` if a check is due.
+    /// `Err` if so many calls are pending that a check is due.
     pub(crate) fn has_room(&self) -> Result<()> {
         if self.calls.len() < MOST {
             return Ok(());
@@ -50,14 +50,14 @@ impl Pending {
         };
         let status = statuses.cut(TOLD * self.calls.len() as u64, TOLD);
         if self.calls.len() < self.given {
-            // A failed call may have written to this status.
+            // An earlier call that failed may have written to this status.
             gpu.clear(status)?;
         }
         self.given = self.calls.len() + 1;
         Ok(status)
     }
 
-    /// Enqueued: sets all statuses to zeros. Returns the calls that had these statuses.
+    /// Enqueued: sets all statuses to zeros. Returns the pending calls and forgets them.
     pub(crate) fn clear(&mut self, gpu: &mut Gpu) -> Result<Vec<Enqueued>> {
         if let Some(statuses) = self.statuses {
             gpu.clear(statuses.cut(0, TOLD * self.given as u64))?;

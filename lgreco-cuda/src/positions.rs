@@ -32,7 +32,7 @@ impl Params {
         &["count", "sent", "bits", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
-/// Number of bytes that a block scans, in the bitmap of the positions' high bits.
+/// Number of bytes of the bitmap of the positions' high bits that a block scans.
 const ONES: u64 = 8 * BLOCK as u64;
 /// Bytes of a record.
 const RECORD: u64 = 4;
@@ -71,8 +71,8 @@ fn params(Keep { top, bits }: Keep, elements: u32, layout: Layout) -> Params {
     }
 }
 
-/// Enqueued: decodes a payload with a checked header into `target`. `status` must be zeros before. Returns the value
-/// that `status` has after the decoding of a payload that an encoder wrote.
+/// Enqueued: decodes a payload with a checked header into `target`. `status` must be zeros before the call. Returns the
+/// status that a payload from an encoder leaves.
 pub(crate) fn decode(gpu: &mut Gpu, keep: Keep, payload: Part, target: &Tensor, status: Part) -> Result<[u32; 2]> {
     let top = keep.top;
     let layout = top.layout(target.elements)?;

@@ -1,19 +1,19 @@
 //! PowerSGD: launches of `powersgd.cu`, for many matrices at once.
 //!
-//! CholeskyQR, run twice, makes columns orthonormal. The core works by panels, and lgreco-wgpu column by column.
-//! CholeskyQR takes four launches for any rank. The method of lgreco-wgpu would take six launches per column.
-//! CholeskyQR needs f64, which WGSL lacks. It squares the condition number, which does no harm in f64 if the factors
-//! are f32. For columns whose linear dependence grows exponentially, Gram–Schmidt would find more independent columns.
-//! Products with random columns have no such dependence. In tests, rows of rank-deficient, Hilbert, Vandermonde and
-//! other ill-conditioned matrices agree with the core's.
+//! CholeskyQR, run twice, makes the columns of a factor orthonormal. It takes four launches for any rank. The core
+//! orthonormalises panels of columns, and lgreco-wgpu one column after another, which would take six launches per
+//! column here. CholeskyQR needs f64, which WGSL lacks. It squares the condition number, which does no harm in f64 if
+//! the factors are f32. If the linear dependence of columns grew exponentially, Gram–Schmidt would find more
+//! independent columns. Products of a matrix with random columns have no such dependence. In tests, rows of
+//! rank-deficient, Hilbert, Vandermonde and other ill-conditioned matrices agree with the core's.
 //!
-//! An encoder with one iteration reads the matrix twice: once for `P` and the largest magnitude, and once for `Q`. It
-//! makes `P` from the unscaled matrix, because the scale does not change the orthonormal columns. The next launch makes
-//! `P` again from the scaled matrix if the largest magnitude is outside 2^-64 to 2^64. If it is inside, that launch
-//! does nothing.
+//! An encoder with one iteration reads the matrix twice: once for `P` and the largest magnitude, and once for `Q`. The
+//! encoder makes `P` from the unscaled matrix, because the scale does not change the orthonormal columns. If the
+//! largest magnitude is outside 2^-64 to 2^64, the next launch makes `P` again from the scaled matrix. Otherwise that
+//! launch does nothing.
 //!
 //! A warp computes four columns of a product, so the number of instructions grows with the rank in steps of four. A
-//! block computes up to 16 columns. Its warps fetch the same values from the cache of their multiprocessor.
+//! block computes up to 16 columns. The warps of a block fetch the same values from the cache of their multiprocessor.
 
 use crate::device::Part;
 use crate::factors::{Table, Totals, tiles};
@@ -100,15 +100,15 @@ impl Row {
     ];
 }
 
-/// Number of ranks that are measured together.
+/// Number of PowerSGD ranks whose errors a launch measures together.
 const RANKS: usize = 8;
-/// Number of tiles whose squared errors share one sum.
+/// Number of tiles whose squared errors are added up in one sum.
 const RUN: u64 = 8;
 /// The largest rank. The limit exists because one block factors the whole Gram matrix.
 const LARGEST_RANK: usize = 1024;
 /// The largest side. The limit exists because threads step from row to row in 32-bit numbers, which must not overflow.
 const LARGEST_SIDE: u64 = 1 << 31;
-/// Bytes of workspace from which on no further matrix is added to a set of launches.
+/// If a set of launches needs this many bytes of workspace or more, no further matrix is added to the set.
 pub(crate) const TOGETHER: u64 = 512 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -148,9 +148,9 @@ struct Run {
     p: Part,
     q: Part,
     counters: Part,
-    /// The memory of the largest magnitudes and of the results.
+    /// The memory for the largest magnitudes and the results.
     results: Part,
-    /// The common parameters of all launches.
+    /// The parameters that all launches have in common.
     base: Params,
 }
 
@@ -164,7 +164,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Adds a matrix. `ranks` must ascend. The matrix's factors get the last of these ranks.
+    /// Adds a matrix. `ranks` must ascend. The largest of these ranks determines the size of the matrix's factors.
     fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<()> {
         let (shape, number) = (layer.shape, self.rows.len() as u32);
         let too_many = |_| Error::from(lgreco::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });
@@ -188,15 +188,15 @@ impl Tables {
     /// Bytes of workspace.
     fn bytes(&self) -> u64 {
         let Totals { p, q, partial, gram, triangle, .. } = self.factors.totals;
-        // The chunks of products and the parts of inner products use the same memory, one after the other.
+        // The chunks of products and the parts of Gram matrices use the same memory, one after the other.
         4 * (p + q) + (4 * partial).max(8 * gram) + 8 * (triangle + RANKS as u64 * self.runs)
     }
 }
 
 impl Run {
     /// Enqueued: uploads the tables. The memory `p` is for the factors `P` and has [`p_bytes`](Tables::p_bytes). The
-    /// results of each matrix begin `words` words of 8 bytes after those of the previous matrix. They must be zeros
-    /// before.
+    /// results of each matrix begin `words` words of 8 bytes after those of the previous matrix. All results must be
+    /// zeros before the call.
     fn new(gpu: &mut Gpu, tables: &Tables, seed: u64, p: Part, (results, words): (Part, usize)) -> Result<Self> {
         let totals = tables.factors.totals;
         let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
@@ -286,15 +286,15 @@ impl Run {
     }
 }
 
-/// Number of result words of [`measure`]: one for the largest magnitude, and a record of eight words for every eight
-/// ranks.
+/// Number of result words of [`measure`]: one word for the largest magnitude, and a record of eight words for every
+/// eight ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     1 + RANKS * ranks.div_ceil(RANKS)
 }
 
 /// Enqueued: measures the squared errors of all layers at `ranks`, which is not empty. All layers must have the same
-/// seed. Layers share launches until these need `together` bytes of workspace or more. The results of the layers lie
-/// one after another, and must be zeros before.
+/// seed. Layers share launches until the launches need `together` bytes of workspace or more. The results of the layers
+/// lie one after another. All results must be zeros before the call.
 pub(crate) fn measure(
     gpu: &mut Gpu,
     layers: &[Layer<'_>],
@@ -334,7 +334,7 @@ pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]
 }
 
 /// Enqueued: writes all of `payload` except the header. The first word of `status` becomes the largest magnitude;
-/// [`fault`] interprets the second.
+/// [`fault`] interprets the second word.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     layer: &Layer<'_>,
@@ -346,7 +346,7 @@ pub(crate) fn encode(
     check(shape, rank)?;
     let (mut tables, rank) = (Tables::default(), effective_rank(shape, rank) as u32);
     tables.add(layer, &[rank])?;
-    // P is made in place, in the payload.
+    // The kernels make `P` in place, in the payload.
     let body = payload.from(HEADER_LEN as u64);
     let p = body.cut(0, tables.p_bytes());
     let run = Run::new(gpu, &tables, layer.stream.seed, p, (status, 0))?;
@@ -373,8 +373,8 @@ fn of_one(shape: Shape, rank: u32) -> Params {
     Params { rows, cols, rank, tiles: tiles(shape) as u32, ..Params::default() }
 }
 
-/// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before.
-/// They stay 0 unless a factor or the product is not finite.
+/// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before the
+/// call. They stay zeros if both factors and their product are finite.
 pub(crate) fn decode(gpu: &mut Gpu, rank: u32, payload: Part, shape: Shape, target: Part, status: Part) -> Result<()> {
     let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);

@@ -1,12 +1,13 @@
 //! QSGD: launches of `buckets.cu` and `qsgd.cu`.
 //!
-//! Buckets are powers of two from 64 to 4096 values. With other buckets, the core compresses host gradients, and device
-//! gradients are refused. A gradient is read once. There is one exception: under max norm, a row that has both 1 bit
-//! and larger widths takes two reads. Codes of 1 bit have no sign, so they need another grid than the other widths. A
-//! CUDA block holds 4096 values in shared memory and finds the grids of their buckets. Then it computes the errors for
-//! the table's row when measuring, or the codes when encoding. The sum of the expected errors of n values has a closed
-//! form: n/4 − Σ (f − 1/2)², in units of the squared distance between two levels. Here f is the position of a value
-//! between its two levels, from 0 to 1. Rounding changes this sum by up to 2^-24 units per value.
+//! Buckets are powers of two from 64 to 4096 values. With other bucket sizes, the core compresses host gradients, and
+//! the backend refuses device gradients. A kernel reads a gradient once, with one exception: under max norm, an
+//! error-table row for both 1 bit and larger widths takes two reads. Codes of 1 bit have no sign, so their grid differs
+//! from that of the other widths. A CUDA block holds 4096 values in shared memory and finds the grids of their buckets.
+//! Then the block computes the errors of a row when measuring, or the codes when encoding. The sum of the expected
+//! errors of n values has a closed form: n/4 − Σ (f − 1/2)², in units of the squared distance between two levels. Here
+//! f is the position of a value between its two levels, from 0 to 1. Rounding changes this sum by up to 2^-24 units per
+//! value.
 //!
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.
@@ -75,7 +76,7 @@ impl Params {
     ];
 }
 
-/// Number of values per measuring block, unless this would take more blocks than the limit allows.
+/// Number of values per block that measures. Blocks take more values if the limit on the number of blocks requires it.
 const PER_READER: u64 = 4 * SPAN;
 /// Number of values per thread of an encoder.
 const PER_ENCODER: u64 = 16;
@@ -85,7 +86,7 @@ const PER_DECODER: u64 = 4;
 const SPAN: u64 = 4096;
 /// The bucket size that a warp holds in registers.
 const TILE: u32 = 512;
-/// Number of bit widths in a record of sums.
+/// Number of bit widths for which a record has error sums.
 const WIDTHS: u32 = 8;
 
 const fn kernel(entry: &'static str) -> Kernel {
@@ -120,8 +121,9 @@ fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
     }
 }
 
-/// Number of result words of [`measure`]: one for the largest magnitude if it is not finite, and two records of sums.
-/// The first record is for widths with a sign, the second for widths without.
+/// Number of result words of [`measure`]: one word for the largest magnitude if it is not finite, and two records of
+/// error sums. The first record is for bit widths whose codes have a sign, the second for bit widths whose codes have
+/// none.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
 const RESULTS: u64 = 8 * RESULT_WORDS as u64;
@@ -131,13 +133,14 @@ fn reading_blocks(tensor: &Tensor) -> u64 {
     summing_blocks(u64::from(tensor.elements).div_ceil(PER_READER))
 }
 
-/// Widths that are measured together: either widths whose codes have a sign, or widths whose codes have none.
+/// Bit widths that are measured together: either all widths whose codes have a sign, or all widths whose codes have
+/// none.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    /// The setting, with one of the widths.
+    /// The setting, with one of the bit widths.
     qsgd: Qsgd,
     widths: u32,
-    /// Offset in bytes of the record of sums in the results.
+    /// Offset in bytes of the record of error sums in the results.
     record: u64,
 }
 
@@ -147,7 +150,7 @@ impl Kind {
     }
 
     /// Selects one of two kernels. `closed` is for random rounding under max norm, because a grid under max norm always
-    /// contains zero. `residuals` is for all other settings.
+    /// contains zero. The kernel `residuals` is for all other settings.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })
@@ -182,9 +185,10 @@ fn layer(tensor: &Tensor, first_block: u32, blocks: u32) -> Layer {
     Layer { values: part.address, dtype: dtype as u32, count: elements, first_block, blocks }
 }
 
-/// Enqueued: writes the records of one kind for every tensor. The results of the tensors lie one after another. If the
-/// largest magnitude of a tensor is not finite, the kernel raises the first word of its results to at least this
-/// magnitude. The kernel for the usual case rounds the sums at the end of a layer differently from the general kernel.
+/// Enqueued: writes the records of one [`Kind`] for every tensor. The results of the tensors lie one after another. If
+/// the largest magnitude of a tensor is not finite, the kernel writes at least this magnitude to the first word of the
+/// tensor's results. At the end of a layer, the kernel for the usual case rounds sums differently from the general
+/// kernel.
 fn measure_kind(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<()> {
     let (mut rest, mut results) = (tensors, results);
     let rows =
@@ -226,8 +230,8 @@ fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
     (HEADER_LEN + elements.div_ceil(qsgd.bucket) as usize * qsgd.scale_bytes()) as u64
 }
 
-/// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the kernel raises the
-/// first word of `result` to at least this magnitude.
+/// Enqueued: writes all of `payload` except the header. If the largest magnitude is not finite, the kernel writes at
+/// least this magnitude to the first word of `result`.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,

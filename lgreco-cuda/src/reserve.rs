@@ -1,7 +1,7 @@
-//! Allocates memory and loads kernels before the first calls. To find out what calls need, this module rehearses them
-//! on a device that only records requests.
+//! Allocates memory and loads kernels before the first calls. To find out what calls need, this module makes the same
+//! calls on a device that only records requests.
 //!
-//! A rehearsal makes the real calls, so the sizes need no separate computation.
+//! Such a rehearsal runs the real code, so no other code has to compute the sizes.
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -39,8 +39,8 @@ pub enum Call {
 }
 
 impl CudaBackend {
-    /// Bytes of workspace that these calls need for `jobs`. A new backend holds this number of bytes after
-    /// [`reserve`](CudaBackend::reserve). The call neither uses the device nor reads a gradient.
+    /// Bytes of workspace that these calls need for `jobs`. After [`reserve`](CudaBackend::reserve), a new backend
+    /// holds this number of bytes. `workspace_bytes` neither uses the device nor reads a gradient.
     ///
     /// ```no_run
     /// use lgreco::compress::{Candidates, qsgd::Qsgd};
@@ -60,17 +60,17 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The errors of the calls, except those about values.
+    /// The errors of `calls` that do not depend on gradient values.
     ///
     /// # Complexity
-    /// The cost of enqueuing the calls.
+    /// The cost of enqueuing `calls` for all jobs.
     pub fn workspace_bytes(&self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<u64, DeviceJobError> {
         rehearsed(jobs, calls).map(|(gpu, _)| gpu.held())
     }
 
     /// Done: allocates the workspace of [`workspace_bytes`](CudaBackend::workspace_bytes), and loads the kernels of
-    /// these calls. These calls, for these jobs and their candidates, then allocate and load nothing. So calls that
-    /// only enqueue never wait.
+    /// these calls. For these jobs and their candidates, these calls then allocate and load nothing, so calls that only
+    /// enqueue never wait.
     ///
     /// ```no_run
     /// use lgreco_cuda::Call;
@@ -105,7 +105,7 @@ fn rehearsed(jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), D
     Ok((gpu, kernels))
 }
 
-/// Makes every request that a call may make for a job, for any values.
+/// Makes every request to the device that a call may make for a job, whatever the gradient's values are.
 fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Error> {
     if job.gradient.shape().elements() == 0 {
         return Ok(());
@@ -120,7 +120,7 @@ fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Er
 fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Setting) -> Result<(), Error> {
     let (input, shape) = (Input::Device(job.gradient), job.gradient.shape());
     let len = |dtype: Dtype| setting.payload_len(shape, dtype);
-    // Memory that the caller provides, so it needs no workspace.
+    // Memory that the caller provides. It takes no workspace.
     let of_caller = |bytes: u64| Part { address: 0, bytes };
     let values = Tensor::of_part(of_caller(4 * shape.elements() as u64));
     match call {
@@ -138,7 +138,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
                 Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),
-                // Assumes an unaligned payload, which `decode_on_device` copies to the workspace.
+                // The rehearsal assumes an unaligned payload, which `decode_on_device` copies to the workspace.
                 _ => (gpu.scratch(Scratch::Payload, len)?, Pending::default().status(gpu)?),
             };
             enqueue_decoding(gpu, setting, shape, payload, &values, status).map(drop)

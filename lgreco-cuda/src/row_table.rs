@@ -5,7 +5,7 @@ use crate::device::Part;
 use crate::gpu::{self, Gpu, Scratch};
 use bytemuck::Pod;
 
-/// A table on the device.
+/// A table of layers on the device.
 pub(crate) struct RowTable {
     pub(crate) layers: Part,
     /// The layer of each block.

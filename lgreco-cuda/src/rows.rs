@@ -28,7 +28,7 @@ fn result_words(work: &Work<'_>) -> usize {
     }
 }
 
-/// Returns the core's error for invalid parameters. Refuses methods and shapes without kernels.
+/// Returns the core's error for invalid parameters. Also refuses methods and shapes for which no kernel exists.
 fn check(work: &Work<'_>) -> Result<()> {
     let shape = work.gradient.shape();
     match work.candidates {
@@ -47,8 +47,8 @@ fn check(work: &Work<'_>) -> Result<()> {
     ranks.iter().try_for_each(|&rank| powersgd::check(shape, rank))
 }
 
-/// Whether a job is under QSGD with buckets that no kernel supports. The core measures gradients in host memory under
-/// such settings.
+/// Whether a job is under QSGD with a bucket size that no kernel supports. With such bucket sizes, the core measures
+/// gradients in host memory.
 fn is_of_other_buckets(work: &Work<'_>) -> bool {
     matches!(work.candidates, Candidates::Qsgd { base, .. } if !qsgd::holds(base.bucket))
 }
@@ -93,7 +93,7 @@ fn places(jobs: &[Work<'_>]) -> Vec<usize> {
     places
 }
 
-/// Enqueued for gradients on the device, done for gradients on the host: measures all jobs, and writes to `results`.
+/// Measures all jobs, and writes to `results`. Enqueued for gradients on the device, done for gradients on the host.
 pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result<(), DeviceJobError> {
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
@@ -117,8 +117,8 @@ pub(crate) fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>], results: Part) -> Result
     Ok(())
 }
 
-/// Makes rows from the words of all jobs' results. It uses the device only if a gradient is not finite, or so large
-/// that a payload might overflow. In that case it searches for the error and its position.
+/// Makes rows from the words of all jobs' results. The call uses the device only if a gradient is not finite, or so
+/// large that a payload might overflow. Then the call searches for the error and its position.
 pub(crate) fn take_rows(
     gpu: &mut Gpu,
     jobs: &[Work<'_>],
@@ -148,8 +148,8 @@ fn groups(jobs: &[Work<'_>]) -> Vec<Vec<usize>> {
 }
 
 /// Whether two jobs can share launches. Both must be in device memory. Jobs under QSGD, EDEN or PowerSGD must have the
-/// same candidates, and under PowerSGD also the same seed. Jobs under TopK must send values in the same type. Also,
-/// sending must round the values of both jobs or of neither.
+/// same candidates, and under PowerSGD also the same seed. Jobs under TopK must send values in the same type. In
+/// addition, the sent type must require rounding for both jobs or for neither.
 fn are_alike(one: &Work<'_>, other: &Work<'_>) -> bool {
     let some = |job: &Work<'_>| {
         let is_device = matches!(job.gradient, Input::Device(_));
@@ -234,7 +234,8 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<()> {
     encode(gpu, &setting, &job.gradient, job.stream, &mut payload).map(drop)
 }
 
-/// Makes every request that [`measure`] may make, for any values. The device must only record requests.
+/// Makes every request to the device that [`measure`] may make, whatever the gradients' values are. The device must
+/// only record requests.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     check_all(jobs)?;
     let results = gpu.scratch(Scratch::Results, results_bytes(jobs))?;

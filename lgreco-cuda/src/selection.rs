@@ -1,26 +1,28 @@
-//! Makes TopK's payloads, for one layer or for all layers of an exchange, and their means. It launches the kernels of
-//! `selection.cu`, `few_bits.cu`, `kept.cu` and `kept_means.cu`.
+//! Makes TopK's payloads, for one layer or for all layers of an exchange, and the means of these payloads. This module
+//! launches the kernels of `sample.cu`, `selection.cu`, `kept.cu`, `kept_means.cu` and `kept_errors.cu`.
 //!
-//! All values are read once. Before that, a kernel draws a random sample of each layer: a sixteenth of the values, at
-//! most 65,536. Each step of an exchange draws a new sample. The sample gives the bound, a magnitude that slightly more
-//! than k values reach. The probability that fewer than k values reach the bound is below 1 in 10^8. Values that reach
-//! the bound are gathered, in order, and counted in 4096 bins. The narrow bins, of 8192 magnitudes each, span four
-//! powers of two. The values in the bin of the k-th largest value are then counted by exact magnitude. All later work
-//! uses the gathered values. The memory for gathered values can hold k values, a 32nd of the layer and the sampling
-//! error. For a layer of up to eight spans it can hold all values.
+//! In the usual case, the kernels read all values once. Before that, a kernel draws a random sample of each layer: a
+//! sixteenth of the values, at most 65,536. Each step of an exchange draws a new sample. From the sample, the kernel
+//! estimates the bound: a magnitude that slightly more than k values reach. The probability that fewer than k values
+//! reach the bound is below 1 in 10^8. A kernel gathers the values that reach the bound, in order, and counts their
+//! magnitudes in 4096 bins. Most bins are narrow: they have 8192 magnitudes each, and together span four powers of two.
+//! The next kernel counts the values in the bin of the k-th largest magnitude by exact magnitude. All later kernels
+//! read the gathered values instead of the gradient. The memory for gathered values has room for k values, a 32nd of
+//! the layer and a margin for the sampling error. For a layer of up to eight spans, this memory has room for all
+//! values.
 //!
-//! Values that do not fit into this memory are not gathered. The next residuals hold the sums of gradient and residual
-//! of these values. Each of the three launches that follow reads these sums again, so such values are read four times
-//! in all. This happens for layers of more than eight spans that keep more than 7 of 32 values. It also happens if many
-//! values are equal, or if fewer than k values are nonzero. For other layers, it happens only with the small
-//! probability above.
+//! If there is no room for the values of a span, these values are not gathered. Their sums of gradient and residual are
+//! kept in the memory of the next residuals. Each of the next three launches reads these sums again, so the kernels
+//! read such values four times in all. Layers of more than eight spans that keep more than 7 of 32 values have no
+//! gathered values. Room also runs out if many values are equal, or if fewer than k values are nonzero. For other
+//! layers, the probability that room runs out is below 1 in 10^8.
 //!
-//! The bits do not depend on the sample. The fast path fails if the k-th largest value is below the bound, or if its
-//! bin is not a narrow one. In these cases one block finds the cut, which is the k-th largest magnitude. If the bound
-//! is too high, or the gathered values do not fit, this block alone reads all values three times. If only the bin is
-//! not narrow, it reads the gathered values. That happens for layers so small that the sample has hardly any of the k
-//! largest values. For TopK in few bits, one block may read the kept values once more. It does so if a bin spans seven
-//! powers of two or more, and the upper four of these powers have no values.
+//! The payloads do not depend on the sample. If the k-th largest magnitude is below the bound, or in a bin that is not
+//! narrow, a single block finds the cut: the k-th largest magnitude. If the bound is too high, or gathered values do
+//! not fit, this block alone reads all values three times. If only the bin is not narrow, this block reads the gathered
+//! values. The bin can be too wide in layers so small that the sample has hardly any of the k largest values. For TopK
+//! in few bits, one block may read the kept values once more: if a bin of a code spans seven powers of two or more, and
+//! the bin has no values in the upper four of these powers.
 
 use crate::Result;
 use crate::device::Part;
@@ -34,7 +36,7 @@ use lgreco::gradient::Dtype;
 
 /// Number of blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
-/// Number of spans under QSGD that a block checks together.
+/// Number of QSGD spans that a block checks together.
 const WARP: u64 = 32;
 /// Bytes of `Program`.
 pub(crate) const PROGRAM: u64 = 128;
@@ -43,8 +45,9 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }
 }
 
-/// Enqueued, in three launches: finds the cut of each layer, its k-th largest magnitude. `common` has the first
-/// arguments of all kernels: both tables, the exchange's `Program`, the values, the residuals and the cuts.
+/// Enqueued, in three launches: finds the cut of each layer, which is the k-th largest magnitude. `common` has the
+/// first arguments of all kernels: the tables of layers and spans, the exchange's `Program`, the values, the residuals
+/// and the cuts.
 pub(crate) fn find_cuts(
     gpu: &mut Gpu,
     params: Params,
@@ -75,7 +78,8 @@ fn select(
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued: measures the errors for each k of each layer and each number of bits. The cuts must be known.
+/// Enqueued: measures the errors for each k of each layer and each number of bits. [`find_cuts`] must be enqueued
+/// before this call.
 pub(crate) fn measure_kept(gpu: &mut Gpu, params: Params, parts: [Part; 6]) -> Result<()> {
     gpu.launch(kernel("measure_kept"), params, &parts, params.blocks())
 }
@@ -87,24 +91,24 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, payload: Part, 
     gpu.copy(made.cut(body, len - body), payload.from(body))
 }
 
-/// Enqueued, in five launches: makes a payload of one layer in the workspace, without its header. The call raises the
-/// first word of `status` to at least the largest magnitude, and sets the second to the k-th largest. `keep` must keep
-/// at least one element.
+/// Enqueued, in five launches: makes a payload of one layer in the workspace, without its header. The first word of
+/// `status` becomes at least the largest magnitude, and the second word becomes the k-th largest magnitude. `keep` must
+/// keep at least one element.
 pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> Result<Part> {
     let place = Place { layer: 0, first: 0, start: 0, payload: 0, header: [0; 2] };
     let layer = Top::new(place, keep, tensor.elements)?;
     let tables = [bytemuck::bytes_of(&layer), &[0; PROGRAM as usize]];
     let [table, program] = gpu.upload(Scratch::Layers, &tables.concat())?.split(tables.map(|part| part.len() as u64));
-    // Kernels leave zeros in all memory that must be zero at the start of the next call or step.
+    // Some memory must be zero at the start of each call. The kernels restore these zeros for the next call.
     let sizes = [FEW, CUT, 4 * BINS];
     let [few, cut, bins] = gpu.zeros(Scratch::Selected, sizes.iter().sum())?.split(sizes);
     let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
     let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
-    // The kernels write zeros up to a multiple of 16 bytes.
+    // After the payload, the kernels write zeros up to a multiple of 16 bytes.
     let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(128) * 16)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // A single layer has no table of spans, so the table of layers fills this argument. It has no residuals, and the
-    // kernels write the largest magnitude to the status instead.
+    // A single layer has no table of spans, so the table of layers fills that argument. There are no residuals either,
+    // so `status` fills their argument, and the kernels write the largest magnitude there.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
     gpu.are_zeros_again(Scratch::Selected);
@@ -114,7 +118,7 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
 /// The kernel that checks the payloads of all exchanges, with or without layers under TopK.
 pub(crate) const CHECK: Kernel = kernel("check_payloads");
 
-/// The other kernels of this module. They are loaded before the first step.
+/// The other kernels that an exchange launches from this module. They are loaded before the first step.
 pub(crate) const KERNELS: [Kernel; 7] = [
     kernel("sample"),
     kernel("offer"),
@@ -126,8 +130,8 @@ pub(crate) const KERNELS: [Kernel; 7] = [
 ];
 
 impl Tops {
-    /// Enqueued, in five launches: writes all payloads and the next residuals. At the end, it writes this rank's status
-    /// for the other ranks.
+    /// Enqueued, in five launches: writes the payloads of all layers under TopK, and their next residuals. The last
+    /// launch writes this rank's status for the other ranks.
     pub(crate) fn encode(&self, gpu: &mut Gpu, dtype: Dtype, of: (u32, Part), parts: [Part; 4]) -> Result<()> {
         self.write(gpu, Params::of_exchange(dtype, self.lens()), of, parts)
     }
@@ -151,9 +155,9 @@ impl Tops {
         select(gpu, params, common, [bins, spans, entries, few, message])
     }
 
-    /// Enqueued: checks that encoders wrote all payloads. For layers under TopK, it also finds where the kept values of
-    /// each window of 1024 positions begin. It also checks the payloads of `spans` spans under QSGD; `of_layers` and
-    /// `layer_of` are the tables of these spans. The check must run before any mean is written.
+    /// Enqueued: checks that encoders wrote all payloads of layers under TopK and QSGD. Under TopK, the kernels also
+    /// find where the kept values of each window of 1024 positions begin. Under QSGD, they check `spans` spans;
+    /// `of_layers` and `layer_of` are the tables of these spans. The check must run before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,
@@ -174,7 +178,8 @@ impl Tops {
         gpu.launch_capturable(kernel("check_kept"), params, &parts, looping_pieces(chunks))
     }
 
-    /// Enqueued: makes the means. It also ends the step if this rank averages no layer under QSGD.
+    /// Enqueued: makes the means of layers under TopK. The kernel also ends the step if this rank averages no layer
+    /// under QSGD.
     pub(crate) fn average(
         &self,
         gpu: &mut Gpu,

@@ -5,8 +5,8 @@ use crate::kernels::Module;
 use crate::{Error, Result};
 use std::sync::OnceLock;
 
-/// The compiler's options for every module. The arithmetic must follow IEEE 754, because the bits of payloads depend on
-/// it.
+/// NVRTC's options for every module. The arithmetic must follow IEEE 754, so that payloads have the same bits on all
+/// devices.
 pub(crate) const OPTIONS: [&str; 6] = [
     "--std=c++17",
     "--fmad=false",
@@ -41,9 +41,9 @@ pub(crate) fn capability(number: u32) -> String {
 }
 
 /// The archive: one entry per group of architectures that are [compressed together](TOGETHER). An entry is the length
-/// of a name, the name, the length of the content, and the content. The content is compressed by LZMA. After
-/// decompression it consists of entries of the same form, one per module and architecture. The content of such an entry
-/// is the module's code.
+/// of a name, the name, the length of the content, and the content. The content is compressed by LZMA. The decompressed
+/// content consists of entries of the same form, one per module and architecture. Such an inner entry contains the
+/// module's code.
 const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
 
 /// Compute capabilities with machine code.
@@ -51,8 +51,8 @@ pub(crate) const SASS: [u32; 6] = [70, 75, 80, 90, 100, 120];
 /// The compute capability of the PTX. Drivers compile the PTX for devices of this and later compute capabilities.
 pub(crate) const PTX: u32 = 75;
 
-/// Architectures that are compressed together. The code of a module is similar for adjacent architectures. Two such
-/// architectures take five sixths of their separate size.
+/// Architectures that are compressed together. The code of a module is similar for adjacent architectures. Compressed
+/// together, two adjacent architectures take five sixths of their separate size.
 pub(crate) const TOGETHER: [&[Architecture]; 4] = [
     &[Architecture::Sass(70), Architecture::Sass(75)],
     &[Architecture::Sass(80), Architecture::Sass(90)],
@@ -60,8 +60,8 @@ pub(crate) const TOGETHER: [&[Architecture]; 4] = [
     &[Architecture::Ptx(PTX)],
 ];
 
-/// Compute capabilities of systems on a chip. They do not run the machine code of graphics cards of the same major
-/// version.
+/// Compute capabilities of systems on a chip. Systems on a chip do not run the machine code of graphics cards of the
+/// same major version.
 const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
 
 /// The CUDA version of the oldest driver that loads the machine code.
@@ -93,8 +93,8 @@ pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Result<Architectu
     Ok(Architecture::Ptx(PTX))
 }
 
-/// The name of a module's code. The name contains a hash of the sources and the options, so code from other sources has
-/// another name.
+/// The name of a module's code. The name contains a hash of the sources and the options, so code compiled from other
+/// sources has another name.
 pub(crate) fn name(module: Module, architecture: Architecture) -> String {
     let hash = hash(format!("{}{OPTIONS:?}", module.source()).as_bytes());
     format!("{} {} {hash:016x}", module.name(), architecture.name())
@@ -128,7 +128,7 @@ pub(crate) fn code(module: Module, architecture: Architecture) -> Result<&'stati
     code.ok_or_else(|| Error::NoKernels { module: module.name(), architecture: architecture.name() })
 }
 
-/// Returns the decompressed entries of an architecture's group. They stay in memory after the first call.
+/// Returns the decompressed entries of an architecture's group. The entries stay in memory after the first call.
 fn modules(architecture: Architecture) -> Option<&'static [u8]> {
     static OPENED: [OnceLock<Vec<u8>>; TOGETHER.len()] = [const { OnceLock::new() }; TOGETHER.len()];
     let has = |together: &[Architecture]| together.iter().any(|known| known.name() == architecture.name());

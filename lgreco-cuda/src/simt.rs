@@ -23,12 +23,12 @@ pub(crate) fn unavailable(reason: &str) {
     assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
-        // Does not use `eprintln!`, because libtest captures its output.
+        // `eprintln!` would not be visible, because libtest captures its output.
         writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
     }
 }
 
-/// Returns how kernels are compiled. The environment variable `LGRECO_SIMT` decides this.
+/// Returns how kernels are compiled, according to the environment variable `LGRECO_SIMT`.
 pub(crate) fn flavour() -> Flavour {
     match std::env::var("LGRECO_SIMT").as_deref() {
         Ok("sanitized") => Flavour::Sanitized,
@@ -36,7 +36,7 @@ pub(crate) fn flavour() -> Flavour {
     }
 }
 
-/// An edit of a module's source: a text that occurs in it, and its replacement.
+/// An edit of a module's source: a text that occurs in the source, and its replacement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edit {
     pub(crate) module: Module,
@@ -72,14 +72,15 @@ struct ShimLaunch {
     chosen_count: usize,
 }
 
-/// A function that returns the numbers of the blocks of a launch that run, or `None` if all blocks run.
+/// A function that chooses which blocks of a launch run: returns the numbers of these blocks, or `None` if all blocks
+/// run.
 pub(crate) type Chosen = fn(&Launch<'_>) -> Option<Vec<u64>>;
 
 impl Simt {
     /// A device that runs threads and blocks in a given order: forwards (`order` 0), backwards (1) or at random (2 and
     /// more). In random order, several blocks run at the same time, and block `order - 2` comes last. An edited module
-    /// is compiled immediately, so that a test cannot mistake a compile error for a detected fault. If there is no g++,
-    /// reports this and returns `None`.
+    /// is compiled immediately, so that a test cannot mistake a compile error for a detected fault. If g++ is missing,
+    /// reports that the check cannot run, and returns `None`.
     pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         Simt::edited(flavour, order, edit.into_iter().collect())
     }
@@ -98,13 +99,13 @@ impl Simt {
         Some(device)
     }
 
-    /// A device for very large tensors. Only chosen blocks run. Memory begins as zeros. A page of it takes no physical
-    /// memory until something is written to it.
+    /// A device for very large tensors. Only chosen blocks run. Memory begins as zeros, and a page takes no physical
+    /// memory until something is written to the page.
     pub(crate) fn sparse(edits: Vec<Edit>, chosen: Chosen) -> Option<Self> {
         Some(Simt { chosen: Some(chosen), ..Simt::edited(Flavour::Plain, 0, edits)? })
     }
 
-    /// A device that may reuse memory for another purpose, so it does not detect stale contents.
+    /// A device that may reuse memory for another purpose. Such a device does not detect reads of stale contents.
     #[cfg(test)]
     pub(crate) fn reusing(self) -> Self {
         Simt { reuses: true, ..self }
@@ -119,7 +120,8 @@ impl Simt {
                 source = source.replacen(edit.from, edit.to, 1);
             }
             let path = build(module, &source, flavour);
-            // SAFETY: the library was just built from the project's own sources. Its initialisers only make tables.
+            // SAFETY: the library was just built from the project's own sources. The library's initialisers only make
+            // tables.
             unsafe { Library::new(&path) }.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
         })
     }
@@ -136,7 +138,7 @@ fn layout(bytes: u64) -> Layout {
 /// Bytes of a memory page.
 const PAGE: u64 = 4096;
 
-/// Memory that begins as zeros. A page of it takes no physical memory until something is written to it.
+/// Memory that begins as zeros. A page takes no physical memory until something is written to the page.
 pub(crate) struct Sparse(Part);
 
 unsafe extern "C" {
@@ -147,7 +149,8 @@ unsafe extern "C" {
 
 impl Sparse {
     pub(crate) fn new(bytes: u64) -> Sparse {
-        // SAFETY: new memory, readable and writable (3), private and anonymous without reserve (0x4022 on Linux).
+        // SAFETY: `mmap` makes new memory, readable and writable (3), private and anonymous without reserve (0x4022 on
+        // Linux).
         let start = unsafe { mmap(std::ptr::null_mut(), bytes as usize, 3, 0x4022, -1, 0) };
         assert!(start.addr() as isize != -1, "{bytes} bytes");
         Sparse(Part { address: start.expose_provenance() as u64, bytes })
@@ -158,7 +161,8 @@ impl Sparse {
     }
 
     pub(crate) fn values<T: bytemuck::Pod>(&mut self) -> &mut [T] {
-        // SAFETY: the memory is valid, begins at a page, and is borrowed as long as `self`. Any bytes are valid values.
+        // SAFETY: the memory is valid, begins at a page, and is borrowed as long as `self` is. Any bytes are valid
+        // values.
         unsafe {
             let start = pointer(self.0).cast();
             std::slice::from_raw_parts_mut(start, self.0.bytes as usize / size_of::<T>())
@@ -168,8 +172,8 @@ impl Sparse {
     /// Returns the pages of a part that take physical memory. All other pages are zeros.
     pub(crate) fn touched(part: Part) -> impl Iterator<Item = Part> {
         let (start, end) = (part.address / PAGE * PAGE, part.address + part.bytes);
-        // The map has a word of 8 bytes per page. The two highest bits of a word say whether the page is present or
-        // swapped out.
+        // The map has a word of 8 bytes per page. A page takes memory if either of the word's two highest bits is set:
+        // the page is present, or swapped out.
         let mut pages = vec![0; 8 * (end - start).div_ceil(PAGE) as usize];
         let map = std::fs::File::open("/proc/self/pagemap").expect("Linux");
         std::os::unix::fs::FileExt::read_exact_at(&map, &mut pages, start / PAGE * 8).expect("a map of pages");
@@ -185,7 +189,7 @@ impl Sparse {
         let start = (part.address.next_multiple_of(PAGE) - part.address).min(part.bytes);
         let pages = (part.bytes - start) / PAGE * PAGE;
         if pages > 0 {
-            // SAFETY: these pages are memory from `new`; their content is given up (4 on Linux).
+            // SAFETY: these pages are memory from `new`. The advice 4 (on Linux) drops their content.
             assert_eq!(unsafe { madvise(pointer(part.from(start)).cast(), pages as usize, 4) }, 0);
         }
         [part.cut(0, start), part.from(start + pages)]
@@ -205,8 +209,8 @@ impl Device for Simt {
             let memory = Sparse::new(bytes);
             return Ok(std::mem::ManuallyDrop::new(memory).part());
         }
-        // SAFETY: the size is not 0. The memory is filled with a value that makes reads of undefined memory visible in
-        // results.
+        // SAFETY: the size is not 0. The code fills the memory with a value that makes reads of undefined memory
+        // visible in results.
         let address = unsafe {
             let start = alloc(layout(bytes));
             assert!(!start.is_null());
@@ -220,7 +224,7 @@ impl Device for Simt {
         if self.chosen.is_some() {
             return drop(Sparse(part));
         }
-        // SAFETY: `allocate` returned it, with this layout.
+        // SAFETY: `allocate` returned this memory, with this layout.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(part.address as usize), layout(part.bytes)) }
     }
 
@@ -235,7 +239,7 @@ impl Device for Simt {
 
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
         assert_eq!(bytes.len() as u64, to.bytes);
-        // SAFETY: a part is valid memory.
+        // SAFETY: every part is valid memory.
         unsafe { pointer(to).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -247,7 +251,7 @@ impl Device for Simt {
     fn clear(&mut self, part: Part) -> Result<(), Error> {
         let written = if self.chosen.is_some() { Sparse::forget(part).to_vec() } else { vec![part] };
         for part in written {
-            // SAFETY: a part is valid memory.
+            // SAFETY: every part is valid memory.
             unsafe { pointer(part).write_bytes(0, part.bytes as usize) };
         }
         Ok(())
@@ -262,7 +266,7 @@ impl Device for Simt {
         }
         for part in copied {
             let to = to.cut(part.address - from.address, part.bytes);
-            // SAFETY: parts are valid memory.
+            // SAFETY: every part is valid memory.
             unsafe { pointer(to).copy_from_nonoverlapping(pointer(part), part.bytes as usize) };
         }
         Ok(())
@@ -295,7 +299,7 @@ impl Device for Simt {
             chosen: chosen.as_ref().map_or(std::ptr::null(), |blocks| blocks.as_ptr()),
             chosen_count: chosen.as_ref().map_or(0, Vec::len),
         };
-        // SAFETY: all pointers outlive the call. The shim compares the number of arguments and the size of the
+        // SAFETY: all pointers outlive the call. The shim checks the number of arguments and the size of the
         // parameters.
         if unsafe { entry(&shim) } == 0 {
             return Ok(());
@@ -309,7 +313,7 @@ impl Device for Simt {
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
         assert_eq!(bytes.len() as u64, from.bytes);
-        // SAFETY: a part is valid memory.
+        // SAFETY: every part is valid memory.
         unsafe { pointer(from).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Page-locked memory through which host bytes are uploaded. Callers may free their own memory as soon as a call
-//! returns, even on systems where devices read pageable memory directly. No enqueued copy waits for pageable memory.
+//! returns, even on systems where devices read pageable memory directly. Because uploads go through page-locked memory,
+//! no enqueued copy waits for pageable memory.
 
 use crate::Error;
 use crate::libcuda::{Cuda, Failure};
@@ -9,14 +10,14 @@ use std::ptr::null_mut;
 /// Least size of each half, in bytes.
 pub(crate) const HALF: usize = if cfg!(test) { 4096 } else { 2 << 20 };
 
-/// Page-locked memory in two halves. The host writes one half while the device reads the other. The context must be
-/// current in all calls.
+/// Page-locked memory in two halves. The host writes one half while the device reads the other. In all calls, the
+/// context must be current.
 pub(crate) struct Staging {
     cuda: &'static Cuda,
     memory: *mut u8,
     /// Bytes of a half.
     half: usize,
-    /// Events that mark that the device has read a half.
+    /// For each half, an event that the stream reaches once the device has read that half.
     read: [CUevent; 2],
     /// Whether the device may still be reading each half.
     busy: [bool; 2],
@@ -53,7 +54,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Enqueued: uploads `bytes` to device memory of the same length. The call waits while both halves are full.
+    /// Enqueued: uploads `bytes` to device memory at `address`. The call waits while both halves are full.
     pub(crate) fn upload(&mut self, bytes: &[u8], mut address: u64, stream: CUstream) -> Result<(), Error> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -63,7 +64,7 @@ impl Staging {
             let (now, later) = rest.split_at(rest.len().min(self.half - self.used));
             let at = self.current * self.half + self.used;
             // SAFETY: the range lies inside the half. The device has read the old content of the range, because `turn`
-            // waited for it. Nothing else writes the range until `turn` or `all_read`.
+            // waited for it. No other code writes the range until `turn` or `all_read`.
             unsafe {
                 let place = self.memory.add(at);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, now.len());
@@ -78,7 +79,7 @@ impl Staging {
 
     /// Waits until the device has read the other half, and switches to that half.
     fn turn(&mut self, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: event and stream are alive.
+        // SAFETY: the event and the stream are alive.
         unsafe { self.cuda.cuEventRecord(self.read[self.current], stream) }?;
         self.busy[self.current] = true;
         self.current = 1 - self.current;
@@ -101,8 +102,8 @@ impl Staging {
         (self.busy, self.used) = ([false; 2], 0);
     }
 
-    /// Frees everything. The caller has waited for the stream. Errors are ignored, because nothing can be done about
-    /// them.
+    /// Frees the memory and the events. The caller has waited for the stream. Errors are ignored, because callers could
+    /// not handle them.
     pub(crate) fn free(&mut self) {
         for event in self.read.into_iter().filter(|event| !event.is_null()) {
             // SAFETY: the driver made the event, and nothing uses it any more.

@@ -32,15 +32,15 @@ impl DeviceGradient {
     /// [`Error::Memory`] if the address is 0 or not a multiple of the values' size.
     ///
     /// # Safety
-    /// `address` is valid memory of `shape.elements() * dtype.bytes()` bytes in the backend's context. It stays valid
-    /// as long as this value, or a copy of it, is used, and until all work enqueued with it is done. Nothing else
-    /// writes it, except work that is ordered before or after on the backend's stream.
+    /// `address` is valid memory of `shape.elements() * dtype.bytes()` bytes in the backend's context. The memory stays
+    /// valid while this gradient or a copy is in use, and until all work enqueued with them is done. Any other work
+    /// that writes this memory is ordered before or after that work on the backend's stream.
     pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self> {
         let bytes = (shape.elements() * dtype.bytes()) as u64;
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
     }
 
-    /// Describes a gradient in memory of the backend.
+    /// Describes a gradient in the backend's own memory.
     pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
         DeviceGradient { part, dtype, shape }
     }
@@ -106,7 +106,7 @@ impl From<DeviceGradient> for Input<'_> {
     }
 }
 
-/// A job that measures a row, for values on the host or the device.
+/// A job that measures a row of the error table, for values on the host or the device.
 pub(crate) type Work<'a> = Job<'a, Input<'a>>;
 
 /// Converts jobs with gradients on the host or on the device.
@@ -131,7 +131,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether both are the same memory, with values of the same type.
+    /// Whether both gradients are the same memory, with values of the same type.
     pub(crate) fn is(&self, other: &Input<'_>) -> bool {
         let same_place = match (self, other) {
             (Input::Host(a), Input::Host(b)) => std::ptr::eq(bytes_of(a), bytes_of(b)),
@@ -141,7 +141,7 @@ impl<'a> Input<'a> {
         same_place && self.dtype() == other.dtype()
     }
 
-    /// Returns the values on the device. Host values are uploaded first.
+    /// Returns the gradient's values on the device. The call first uploads a host gradient.
     pub(crate) fn tensor(&self, gpu: &mut Gpu) -> Result<Tensor> {
         let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
         let part = match self {

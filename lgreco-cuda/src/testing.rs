@@ -1,5 +1,5 @@
-//! Functions for other programs: a backend that runs the kernels on the CPU, for checks, and the sources of the
-//! kernels, for the program that compiles them.
+//! Functions for other programs: a backend that runs the kernels on the CPU, for checks. Also the sources of the
+//! kernels, for the program that compiles the kernels.
 
 use crate::CudaBackend;
 use crate::kernels::Module;
@@ -30,7 +30,7 @@ pub struct KernelSource {
     pub shipped: Option<&'static [u8]>,
 }
 
-/// Returns all modules for all architectures, in the groups that are compressed together. Each group comes with its
+/// Returns all modules for all architectures, in the groups that are compressed together. Each group is listed with its
 /// name in `compiled/kernels`.
 pub fn kernel_sources() -> Vec<(String, Vec<KernelSource>)> {
     let group = |together: &[Architecture]| {

@@ -1,15 +1,17 @@
 //! Measures TopK's rows, with the kernels of `bins.cu` and `topk.cu`.
 //!
-//! A row takes one pass over the values, for any number of values of k. In shared memory, blocks count values by
-//! exponent and 7 bits of the significand, and add up the lower bits. All sums are integers. If the k-th largest value
-//! lies within a bin, the first pass knows only the bin's count and mean. This may leave an error uncertain by more
-//! than 2^-14 of its value, for example if many values are equal or if there are few values. In this case a second pass
-//! divides such bins further. In all other cases the second pass ends immediately.
+//! A row takes one pass over the values, for any number of values of k. In shared memory, blocks count values in bins
+//! (exponent and 7 bits of the significand), and add up the lower bits of the values in each bin. All sums are
+//! integers. If the k-th largest value lies within a bin, the first pass knows only the bin's count and mean. The error
+//! for this k may then be uncertain by more than 2^-14 of its value, for example if many values are equal or if there
+//! are few values. In this case, a second pass divides such bins further. In all other cases, the second pass ends
+//! immediately.
 //!
-//! Layers share three launches while their bins take at most 128 MiB in all. A layer takes 0.6 MB, or 0.9 MB if values
-//! are rounded before they are sent, and for each k 1 KiB, or 3 KiB with rounding. Sums are integers, and one block
-//! makes each row, so no bit depends on the number of layers. Bins are filled with zeros once. After that, kernels
-//! clear only the bins that they have filled, because a small layer, such as a bias, has far more bins than values.
+//! Layers share three launches while their bins take at most 128 MiB in all. The bins of a layer take 0.6 MB, and 1 KiB
+//! for each k. If values are rounded before they are sent, the bins take 0.9 MB, and 3 KiB for each k. Sums are
+//! integers, and a single block makes each row. So the bits of a row do not depend on the number of layers. The backend
+//! fills the bins with zeros once. After that, kernels clear only the bins that they have used, because a small layer,
+//! such as a bias, has far more bins than values.
 
 use crate::Result;
 use crate::device::Part;
@@ -61,8 +63,8 @@ impl Row {
     ];
 }
 
-/// Number of elements that a layer has in each array of `Bins` in `bins.cu`: first one per bin, and then one per
-/// exponent.
+/// Number of elements per layer in each array of `Bins` in `bins.cu`: first one element per bin, and then one element
+/// per exponent.
 const PLACES: u64 = (128 + 1) * 280;
 /// Number of parts into which a refined bin is divided.
 const PARTS: u64 = 256;
@@ -86,13 +88,13 @@ pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
     sent != Dtype::F32 && values != sent
 }
 
-/// Number of result words of [`measure`] for a layer: one for the largest magnitude, and then one per k.
+/// Number of result words of [`measure`] for a layer: one word for the largest magnitude, and then one word per k.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
 /// Sizes, in bytes, of the parts of a memory that is zero before and after each call. Sums have 8 bytes, and all other
-/// numbers have 4. Parts that are loaded 16 bytes at a time come first.
+/// numbers have 4 bytes. Kernels load some parts 16 bytes at a time; these parts come first.
 struct Zeros {
     lows: u64,
     errors: u64,
@@ -134,7 +136,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) tensor: Tensor,
     /// The values of k: at least one, each from 1 to the number of elements.
     pub(crate) keeps: &'a [u32],
-    /// Number of words of the layer's results. The words of [`measure`] come first.
+    /// Number of words of the layer's results, which begin with the words of [`measure`].
     pub(crate) words: usize,
 }
 

@@ -26,12 +26,12 @@ impl Params {
 }
 
 impl Params {
-    /// Parameters for these numbers of layers, spans and chunks in an exchange.
+    /// Parameters for an exchange with these numbers of layers, spans and chunks.
     pub(crate) fn of_exchange(dtype: Dtype, [layers, spans, chunks]: [u32; 3]) -> Params {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Parameters for rows. Each measured k is one entry of the table of layers. The measured values are f32.
+    /// Parameters for rows. For rows, the table of layers has one entry per measured k. The measured values are f32.
     pub(crate) fn of_rows([layers, spans]: [u32; 2]) -> Params {
         Params { dtype: Dtype::F32 as u32, layers, spans, chunks: 0, remembers: 0 }
     }
@@ -100,8 +100,8 @@ impl Top {
     ];
 }
 
-/// Position of a layer, or of a part of it: the index of its first value, the offset of its payload in bytes, and the
-/// payload's header. `start` is the offset of the part in its layer, in values.
+/// Position of a layer or of a shard: the index of the first value, the offset of the payload in bytes, and the
+/// payload's header. `start` is the offset of the shard in its layer, in values.
 pub(crate) struct Place {
     pub(crate) layer: u32,
     pub(crate) first: u64,
@@ -111,8 +111,8 @@ pub(crate) struct Place {
 }
 
 impl Top {
-    /// Returns an entry for the measurement of `count` values, which begin at index `first`. No values are gathered.
-    /// `errors` is the index of the row's first error.
+    /// Returns a table entry for the measurement of `count` values, which begin at index `first`. Measurement gathers
+    /// no values. `errors` is the index of the row's first error.
     pub(crate) fn of_row(keep: u32, bits: u32, (first, count): (u64, u32), errors: u64) -> Top {
         let spans = u64::from(count).div_ceil(SPAN) as u32;
         Top { keep, bits, first, count, spans, payload: errors, ..Top::zeroed() }
@@ -123,7 +123,7 @@ impl Top {
         self.spans as usize
     }
 
-    /// Returns the entry for a layer of `count` values, as if it were the first layer.
+    /// Returns the table entry for a layer of `count` values, as if this layer were the first.
     pub(crate) fn new(place: Place, keep: Keep, count: u32) -> Result<Top> {
         let Keep { top, bits } = keep;
         let layout = top.layout(count)?;
@@ -159,13 +159,13 @@ impl Top {
     }
 }
 
-/// Number of values per span, as in the kernels.
+/// Number of values per span. The kernels use the same number.
 const SPAN: u64 = 4096;
-/// Number of windows per span, as in the kernels.
+/// Number of windows per span. The kernels use the same number.
 const WINDOWS: u64 = 4;
-/// Number of bytes of the bitmap per chunk, as in the kernels.
+/// Number of bytes of the bitmap per chunk. The kernels use the same number.
 const CHUNK: u64 = 4 * BLOCK as u64;
-/// Number of bins per layer, as in the kernels.
+/// Number of bins per layer. The kernels use the same number.
 pub(crate) const BINS: u64 = 1 << 13;
 /// Size of `Cut` in bytes.
 pub(crate) const CUT: u64 = 44;
@@ -180,9 +180,9 @@ const ALIGN: u64 = 16;
 
 /// Returns the number of entries (gathered values) for which a layer gets memory. A layer of up to eight spans gets
 /// memory for all its values. A larger layer gets memory for k values, a 32nd of the layer, and a margin. The margin is
-/// nine standard deviations of the sampling error, which exists because a sample of a sixteenth contains a random
-/// number of the k largest values. A layer gets no memory if k plus the 32nd exceeds a quarter of the layer, because
-/// entries of 8 bytes would then take more than 2 bytes per element of the layer.
+/// nine standard deviations of the sampling error: the number of the k largest values in a sample of a sixteenth is
+/// random. If k plus the 32nd exceeds a quarter of the layer, the layer gets no memory, because entries of 8 bytes
+/// would take more than 2 bytes per element.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
@@ -206,11 +206,11 @@ pub(crate) struct Tops {
     room: u64,
     /// Number of layers that send codes in few bits.
     few: u32,
-    /// Number of layers, of spans and of chunks that this rank averages. They come first.
+    /// Numbers of layers, of spans and of chunks that this rank averages. These come first in the tables.
     pub(crate) own: [u32; 3],
 }
 
-/// The parts of the memory.
+/// The parts of the memory that TopK's kernels use.
 pub(crate) struct Parts {
     pub(crate) layers: Part,
     pub(crate) top_of: Part,
@@ -241,7 +241,7 @@ impl Tops {
         self.own = self.lens();
     }
 
-    /// Returns the number of layers, of spans and of chunks.
+    /// Returns the numbers of layers, of spans and of chunks.
     pub(crate) fn lens(&self) -> [u32; 3] {
         [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u32)
     }

@@ -1,8 +1,9 @@
-//! Keeps the mean of a model's last gradients on the device, from which a plan is made. It launches the kernels of
-//! `window.cu`.
+//! Keeps the mean of a model's last gradients on the device. The planner makes a plan from this mean. This module
+//! launches the kernels of `window.cu`.
 //!
 //! Means are f32 and have the same bits as the means that a planner keeps on the host. Closing a window rounds the
-//! means of 16-bit layers to their type, as the host does before it measures. Rows are then measured on f32 values.
+//! means of 16-bit layers to the layers' type, as the host does before it measures. The rows of a closed window are
+//! measured on f32 values.
 
 use crate::Result;
 use crate::backend::CudaBackend;
@@ -51,7 +52,7 @@ impl Observed {
     ];
 }
 
-/// Number of values per block, unless this would take more blocks than the limit allows.
+/// Number of values per block. Blocks take more values if the limit on the number of blocks requires it.
 const PER_BLOCK: u64 = 16384;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
@@ -64,7 +65,7 @@ fn blocks(shape: Shape) -> u64 {
     summing_blocks((shape.elements() as u64).div_ceil(PER_BLOCK))
 }
 
-/// The mean of a model's last gradients in device memory, layer after layer, from which a plan is made.
+/// The mean of a model's last gradients in device memory, layer after layer. The planner makes a plan from this mean.
 /// [`observe`](CudaBackend::observe) adds each step's gradients, without copying them.
 /// [`close_window`](CudaBackend::close_window) ends the window. [`enqueue_rows`](CudaBackend::enqueue_rows) then
 /// measures the window's [gradients](DeviceWindow::gradient). None of these calls waits, allocates or downloads.
@@ -110,12 +111,13 @@ impl DeviceWindow {
         Some(DeviceGradient::of_part(part, Dtype::F32, shape))
     }
 
-    /// Returns the address of one f64 per layer: after the window is closed, the squared norm of the layer's mean.
+    /// Returns the address of an array with one f64 per layer. After the window is closed, each f64 is the squared norm
+    /// of the layer's mean.
     pub fn norms_address(&self) -> u64 {
         self.norms.address
     }
 
-    /// Returns the rows of the table for `gradients`, and the layer of each block.
+    /// Returns the table entries for the layers in `gradients`, and the layer of each block.
     fn table(&self, gradients: impl Iterator<Item = (usize, u64)>) -> Result<(Vec<Observed>, Vec<u32>)> {
         let (mut rows, mut layer_of) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.layers.len()];
@@ -173,8 +175,9 @@ impl CudaBackend {
     /// [`Memory`](crate::Error::Memory) if the address is 0 or not a multiple of 16; errors of the device.
     ///
     /// # Safety
-    /// `memory` is valid memory of [`bytes`](DeviceWindow::bytes) in the backend's context. It stays valid until the
-    /// window and its gradients are dropped and all work enqueued with them is done. Nothing else writes it.
+    /// `memory` is valid memory of [`bytes`](DeviceWindow::bytes) in the backend's context. The memory stays valid
+    /// until the window and its gradients are dropped and all work enqueued with them is done. Only the window's calls
+    /// write this memory.
     pub unsafe fn begin_window(&mut self, layers: &[(Shape, Dtype)], memory: u64) -> Result<DeviceWindow> {
         let memory = checked(memory, DeviceWindow::bytes(layers), ALIGN)?;
         let (mut rest, mut means) = (memory, Vec::with_capacity(layers.len()));
@@ -200,15 +203,15 @@ impl CudaBackend {
     /// # Errors
     /// [`Parameter`](lgreco::Error::Parameter) for an unknown or repeated layer, and if `steps` is 0.
     /// [`Memory`](crate::Error::Memory) if an address is 0 or not a multiple of the size of a value. Errors of the
-    /// device. After any error except errors of the device, no work has been enqueued.
+    /// device. After any other error, no work has been enqueued.
     ///
     /// # Complexity
-    /// It reads gradients and means once, and writes the means once.
+    /// The call reads gradients and means once, and writes the means once.
     ///
     /// # Safety
-    /// The addresses are valid memory of the layers' values in the backend's context. Nothing else writes them, except
-    /// work that is ordered before or after on the backend's stream. The window was begun in the same context, and all
-    /// earlier work on it is ordered before this call's work.
+    /// Each address is valid memory of the layer's values in the backend's context. Any other work that writes this
+    /// memory is ordered before or after this call on the backend's stream. The window was begun in the same context,
+    /// and all earlier work on the window is ordered before this call's work.
     pub unsafe fn observe(&mut self, window: &DeviceWindow, gradients: &[(usize, u64)], steps: u64) -> Result<()> {
         if steps == 0 {
             let (what, expected) = ("number of a window's step", "1 or more");
@@ -222,14 +225,14 @@ impl CudaBackend {
         gpu.launch(kernel("blend"), params, &parts, layer_of.len() as u64)
     }
 
-    /// Enqueued, in two launches: rounds the means of 16-bit layers to their type, and sums the squares of all means.
-    /// Do not observe a closed window.
+    /// Enqueued, in two launches: rounds the means of 16-bit layers to the layers' type, and sums the squares of each
+    /// layer's mean. Do not observe a closed window.
     ///
     /// # Errors
     /// Errors of the device.
     ///
     /// # Complexity
-    /// It reads the means once, and writes those of 16-bit layers once.
+    /// The call reads all means once, and writes the means of 16-bit layers once.
     pub fn close_window(&mut self, window: &DeviceWindow) -> Result<()> {
         // The kernel that closes a window reads no gradients, so the table has the means' addresses instead.
         let means = window.means.iter().map(|mean| mean.address).enumerate();
@@ -242,7 +245,7 @@ impl CudaBackend {
         gpu.launch(kernel("add_squares"), Params::default(), &parts, rows.len() as u64)
     }
 
-    /// Done: the squared norm of each layer's mean, for a window that has been [closed](CudaBackend::close_window).
+    /// Done: returns the squared norm of each layer's mean. The window must be [closed](CudaBackend::close_window).
     ///
     /// # Errors
     /// Errors of the device.

@@ -273,7 +273,7 @@ impl DeviceBucket {
         Ok(Some(self.wire.request(part, self.moment.reduce_dtype)))
     }
 
-    /// Calls `work` with this bucket as the [`Space`] of an exchange. If the device has failed, returns the device's
+    /// Calls `work` with this bucket as the `Space` of an exchange. If the device has failed, returns the device's
     /// error.
     fn enqueue<T>(
         &mut self,

@@ -11,11 +11,11 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) enum Flavour {
     /// With optimisation, without checks.
     Plain,
-    /// With the check for data races.
+    /// With `cuda_racecheck.cpp`, which checks for data races.
     Races,
-    /// With counts of loaded bytes.
+    /// With `cuda_reads.cpp`, which counts loads and stores.
     Reads,
-    /// With the address and undefined-behaviour sanitizers. The process runs under their library.
+    /// With the address and undefined-behaviour sanitizers. The process must run under the sanitizers' library.
     Sanitized,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn target() -> PathBuf {
 const COMMON: &str =
     "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas";
 
-/// The parts of the shim that are compiled once for many modules.
+/// The parts of the shim that are compiled once for all modules.
 struct Shim {
     folder: &'static Path,
     header: Vec<u8>,
@@ -50,8 +50,8 @@ struct Shim {
     check: Option<(&'static str, Vec<u8>)>,
 }
 
-/// Compiles a module to a library, unless it exists. An edited source runs only once, so it is compiled with fewer
-/// optimisations. This saves time.
+/// Compiles a module to a library, unless the library exists. To save time, an edited source, which runs only once, is
+/// compiled with fewer optimisations.
 pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/simt"));
     let read = |name: &str| std::fs::read(folder.join(name)).expect("a source of the shim");
@@ -64,7 +64,7 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let shim = Shim { folder, header: read("cuda_shim.h"), check };
     let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
     let text = format!("{source}\n#line 1 \"exports\"\n{exports}");
-    // At -Og the check misses some races.
+    // In code compiled with -Og, the race check misses some races.
     let runs_once = source != module.source() && flavour != Flavour::Races;
     let level = if runs_once { "-Og" } else { "-O1" };
     let own = match flavour {
@@ -86,14 +86,14 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
         let mut linked: Vec<&dyn AsRef<OsStr>> = vec![&"-shared", &"-o", &library, &object];
         let check = shim.compiled_check();
         linked.extend(check.iter().map(|check| check as &dyn AsRef<OsStr>));
-        // The check replaces the sanitizer's own library.
+        // The flavour's check replaces the sanitizer's own library.
         run(if check.is_some() { &[] } else { &options }, &linked);
         [cpp, object].iter().for_each(|file| std::fs::remove_file(file).expect("a file of this function"));
     })
 }
 
 impl Shim {
-    /// Returns a header file for these options. g++ finds the precompiled header next to it.
+    /// Returns a header file for these options. g++ finds the precompiled header next to the header file.
     fn precompiled(&self, options: &[&str]) -> PathBuf {
         let text = format!("#define CUDA_SHIM\n#include {:?}\n", self.folder.join("cuda_shim.h"));
         let options_text = options.join(" ");
@@ -124,9 +124,9 @@ fn made(name: &str, ending: &str, parts: &[&[u8]], make: impl FnOnce(&Path)) -> 
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let path = target().join(format!("{name}-{hash:016x}{ending}"));
     if !path.exists() {
-        // Other processes may make the same file at the same time. So the file gets its final name only when it is
-        // complete, and an existing file is never replaced. A replaced library would be a different file, and a process
-        // that loads it again would get a second library.
+        // Other processes may make the same file at the same time. So the file gets its final name only when the file
+        // is complete, and an existing file is never replaced. If a library were replaced, a process that opens the
+        // path again would load a second library.
         let unfinished = target().join(format!("{hash:016x}-{}{ending}", std::process::id()));
         make(&unfinished);
         match std::fs::hard_link(&unfinished, &path) {
