@@ -1,7 +1,7 @@
 //! Tests layers of more than 2^31 elements. Nearly all elements are zeros, in pages that take no physical memory. In
 //! large grids, only the first and the last blocks run. The other blocks would write only zeros, which the memory
-//! already contains. If the last block of a kernel waits for all other blocks, an edit of the kernel reduces the number
-//! of blocks that it waits for.
+//! already contains. In some kernels the last block waits for all other blocks; the tests edit these kernels so that it
+//! waits for fewer blocks.
 #![allow(unsafe_code)]
 
 use super::exchange::{bits, narrowed};
@@ -27,33 +27,34 @@ const QSGD: Qsgd = Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding:
 
 pub(super) const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
 
-/// Number of nonzero values, which are at the end.
+/// Number of nonzero values. They are the last values of the layer.
 const TAIL: usize = 1 << 20;
 /// Number of all values.
 pub(super) const ALL: usize = (1 << 31) + TAIL;
 
-/// Largest number of blocks of a grid that runs completely.
+/// Grids of more blocks than this run only their first and last blocks.
 const LARGE: u64 = 3000;
-/// Number of first blocks that run in larger grids. They process this rank's own shards.
+/// In larger grids, the number of first blocks that run. They process this rank's own shards.
 const FIRST_BLOCKS: u64 = 16;
-/// Number of last blocks that run in larger grids. They process the tail.
+/// In larger grids, the number of last blocks that run. They process the nonzero values.
 const LAST: u64 = 600;
 
-/// Returns the numbers of the blocks of a launch that run, or `None` if all blocks run.
+/// Returns the numbers of the blocks of a launch that must run, or `None` if all blocks must run.
 fn ends(launch: &Launch<'_>) -> Option<Vec<u64>> {
     let blocks = u64::from(launch.blocks);
     let of_sums = launch.kernel.module == Module::ExchangeSums;
     match launch.kernel.entry {
-        // Each block works on one stretch.
+        // Each block processes one contiguous range of the values.
         "count_exact" => Some(vec![blocks - 1]),
         _ if blocks <= LARGE => None,
-        // The numbers of blocks count the chunks first. With 16 chunks, only the last chunk has nonzero rows. In an
-        // exchange there are 512 chunks, and the blocks of a small matrix follow.
+        // Consecutive block numbers belong to different chunks. Outside exchanges there are 16 chunks, and only the
+        // last chunk has nonzero rows. In an exchange, there are 512 chunks, and the last two blocks belong to a small
+        // matrix.
         "back_project" if of_sums => Some((511..blocks - 2).step_by(512).chain(blocks - 2..blocks).collect()),
         "back_project" => Some((15..blocks).step_by(16).collect()),
         // Each block processes two spans.
         "average_kept" => Some((0..FIRST_BLOCKS).chain(blocks / 2 + 8 - LAST..blocks / 2 + 8).collect()),
-        // These blocks compute all tiles of the last 64 rows.
+        // The last 1026 blocks compute all tiles of the last 64 rows.
         "reconstruct" => Some((blocks - 1026..blocks).collect()),
         // Each block decodes 1024 values.
         "decode" => Some((0..FIRST_BLOCKS).chain(blocks - 2 * LAST..blocks).collect()),
@@ -86,7 +87,7 @@ pub(super) fn sparse(more: impl IntoIterator<Item = (Module, &'static str, &'sta
     Some(CudaBackend::on(Box::new(Simt::sparse(edits.collect(), ends)?)))
 }
 
-/// Makes `elements` values. The last ones are `tail`, and all others are zeros.
+/// Makes `elements` values: the last values are `tail`, and all others are zeros.
 pub(super) fn filled(elements: usize, dtype: Dtype, tail: &[f32]) -> Sparse {
     let (mut values, (tail, _)) = (Sparse::new((elements * dtype.bytes()) as u64), narrowed(tail, dtype));
     let bytes = values.values::<u8>();
@@ -107,7 +108,7 @@ fn measured(
     row
 }
 
-/// Whether the row agrees with the row that the core measures for `gradient`, a shorter gradient with the same errors.
+/// Whether the row agrees with the core's row for `gradient`, which is shorter but has the same errors.
 fn is_row(found: &[f64], gradient: Gradient<'_>, candidates: Candidates<'_>) -> bool {
     let jobs = [Job { gradient, candidates, stream: Stream::default() }];
     let (mut workspace, mut expected) = (vec![0; Portable.workspace_len(&jobs)], vec![0.0; candidates.len()]);
@@ -125,7 +126,7 @@ pub(super) fn by_the_core(values: &mut Sparse, setting: &Setting, stream: Stream
     payload
 }
 
-/// Encodes on the device, checks the payload against the core's, and returns it.
+/// Encodes on the device, compares the payload with the core's payload, and returns it.
 fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Setting) -> Vec<u8> {
     let gradient = DeviceGradient::of_part(values.part(), Dtype::F32, Shape::new(ALL, 1).unwrap());
     let stream = Stream { seed: 7, ..Stream::default() };
@@ -136,8 +137,8 @@ fn check_payload(backend: &mut CudaBackend, values: &mut Sparse, setting: Settin
     found
 }
 
-/// Decodes the end of a payload with the core, as a payload of a layer of `tail` values. Buckets have 512 codes of two
-/// bits.
+/// Decodes the last `tail` values of a payload with the core, by making a payload of only these values. Buckets have
+/// 512 codes of two bits.
 pub(super) fn decoded_tail(payload: &[u8], base: Qsgd, tail: usize) -> Vec<f32> {
     let shape = Shape::new(tail, 1).unwrap();
     let (scales, codes) = payload[16..].split_at(4 * ALL / 512);
@@ -204,7 +205,7 @@ fn topk() {
     }
 }
 
-/// EDEN's signs depend on positions, so the expected row cannot come from the last values alone. The row is compared
+/// EDEN's signs depend on positions, so the row of a shorter gradient would differ. The test therefore compares the row
 /// with the error of the decoded payload.
 #[test]
 fn eden() {
@@ -233,7 +234,7 @@ fn eden() {
     }
 }
 
-/// Rows, payloads and decoded values must equal those of a gradient that has only the last values.
+/// Rows, payloads and decoded values must equal those of a gradient with only the nonzero last values.
 #[test]
 #[ignore = "slow"]
 fn values_of_16_bits() {
@@ -331,7 +332,7 @@ fn powersgd() {
     [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(check_powersgd);
 }
 
-/// Number of last values that the last blocks process in every kernel.
+/// In every kernel, the last blocks that run process at least this number of last values.
 pub(super) const FEW: usize = 1 << 17;
 
 /// Plants faults: edited kernels count positions in 31 bits.

@@ -31,8 +31,8 @@ fn layers() -> Vec<(Shape, Setting)> {
     ]
 }
 
-/// Results of a step of a single rank: the message's part for the last layers, the means and residuals of the last
-/// values, and the first layer's payload.
+/// Results of a step of a single rank. They are the message's part for the last layers, the means and residuals of the
+/// last values, and the first layer's payload.
 struct Step {
     message: Vec<u8>,
     means: Vec<u8>,
@@ -52,7 +52,7 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     let program = ExchangeProgram::new(layers, config).unwrap();
     let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
     let (gradients, residuals) = (filled(elements, config.dtype, values), Sparse::new(program.residual_bytes()));
-    // Means get separate memory, because gradients may be the same for both runs.
+    // Means get separate memory, so that they do not overwrite gradients that both runs share.
     let mut averaged = Sparse::new(gradients.part().bytes);
     let summed = |values: usize| (config.reduce_dtype.bytes() * values).max(1) as u64;
     let [memory, mut message, sums, factors] = [
@@ -64,8 +64,8 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     .map(Sparse::new);
     let [memory, to, sums, factors, residuals_at, own, means] =
         [&memory, &message, &sums, &factors, &residuals, &gradients, &averaged].map(|memory| memory.part().address);
-    // SAFETY: the memory has the sizes of the program, and lives until all work is done. There is only one rank, so its
-    // message is also the gathered messages.
+    // SAFETY: the memory has the sizes of the program, and lives until all work is done. With a single rank, its
+    // message is the whole buffer of gathered messages.
     let outcome = unsafe {
         let exchange = backend.begin_exchange(program, memory, residuals_at).unwrap();
         backend.encode_exchange(&exchange, own, to).unwrap();
@@ -99,7 +99,7 @@ fn at(layer: u32) -> ExchangeConfig {
     ExchangeConfig { world: 1, stream: Stream { layer, ..config.stream }, ..config }
 }
 
-/// Calls `run` with a backend that has the number of blocks of other tests.
+/// Calls `run` with a backend that has the same limit on blocks as in other tests.
 pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     let most = MOST.replace(3);
     let found = super::backend(Flavour::Plain, 0).map(|mut backend| run(&mut backend));
@@ -107,8 +107,8 @@ pub(super) fn usual<T>(run: impl FnOnce(&mut CudaBackend) -> T) -> Option<T> {
     found
 }
 
-/// Exchanges small layers after a layer of `ALL` elements. Checks that the results of the small layers equal those of
-/// an exchange without the large layer. Returns the results of the step.
+/// Exchanges small layers after a layer of `ALL` elements. The small layers must have the same results as in an
+/// exchange without the large layer. Returns the results of the step.
 fn behind(backend: &mut CudaBackend, values: &[f32]) -> Result<Step, &'static str> {
     let (small, first) = (layers(), (Shape::new(ALL, 1).unwrap(), Setting::Qsgd(FIRST)));
     let found = step(backend, &[&[first], &small[..]].concat(), at(3), values);
@@ -138,8 +138,8 @@ fn exchanges() {
     assert_eq!(means[..4 * KNOWN], narrowed(&decoded_tail(&expected, FIRST, KNOWN), Dtype::F32).0);
 }
 
-/// Compares an exchange whose first layer has all elements with an exchange whose first layer has only the last values.
-/// Both use the same setting.
+/// Compares two exchanges with the same setting. In one of them, the first layer has all elements. In the other, the
+/// first layer has only the last values.
 fn check_first(
     backend: &mut CudaBackend,
     setting: Setting,
@@ -151,7 +151,7 @@ fn check_first(
     let of = |shape| [&[(shape, setting)], &layers()[..]].concat();
     let found = step(backend, &of(whole), config, &values);
     let alone = usual(|backend| step(backend, &of(tail), config, &values)).ok_or("g++")?;
-    // Products are added in an order that depends on all rows.
+    // PowerSGD adds products in an order that depends on all rows, so the first layer's values are only close.
     let skipped = if matches!(setting, Setting::PowerSgd(_)) { first } else { 0 };
     near("residuals", &found.residuals[..skipped], &alone.residuals[..skipped])?;
     let same = found.message == alone.message
@@ -160,8 +160,8 @@ fn check_first(
     if same { Ok(()) } else { Err(format!("{setting}, {:?}", config.dtype)) }
 }
 
-/// EDEN's signs depend on positions. So the payload and the means are compared with those of the same layer encoded
-/// alone.
+/// EDEN's signs depend on positions. So the test compares the payload and the means with those of the same layer,
+/// encoded outside an exchange.
 #[test]
 #[ignore = "slow"]
 fn first_layers_of_eden() {
@@ -186,8 +186,8 @@ fn first_layers_of_eden() {
     assert!(found.means[..4 * KNOWN] == *bytemuck::cast_slice::<f32, u8>(decoded) && decoded.iter().any(|&x| x != 0.0));
 }
 
-/// Edits for an exchange with a large first layer under TopK. Seven fewer spans of that layer run, because small layers
-/// follow it. All 616 blocks that run count themselves as done.
+/// Edits for an exchange with a large first layer under TopK. Seven fewer spans of the large layer run, because small
+/// layers follow. All 616 blocks that run count themselves as done.
 const OF_TOPS: [(Module, &str, &str); 3] = {
     let (from, to) = ("is_last(&program->done, 1, gridDim.x)", "is_last(&program->done, 1, min(616u, gridDim.x))");
     [(Module::Selection, "all - 616", "all - 609"), (Module::Selection, from, to), (Module::Selection, from, to)]
@@ -214,7 +214,8 @@ fn first_layers_of_every_method_in_every_type() {
     let matrix = [1 << 21, 64].map(|rows| Shape::new(rows, 1040).unwrap());
     let nearest = Setting::Qsgd(Qsgd { rounding: Rounding::Nearest, ..FIRST });
     let Some(mut backend) = sparse(None) else { return };
-    // Kernels loop over two matrices here, and over one in other tests. So there must be twice as many blocks.
+    // Kernels process two matrices in this test, and one matrix in other tests. So the limit on blocks must be twice as
+    // high.
     MOST.set(1 << 21);
     for (setting, shapes, dtype, reduce_dtype) in [
         (Setting::Dense, column, Dtype::Bf16, Dtype::Bf16),

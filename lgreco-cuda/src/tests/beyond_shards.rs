@@ -1,5 +1,5 @@
-//! Tests buckets with shards. One shard has more than 2^31 elements, the next shard begins after it, and small layers
-//! follow. The results for the last values must equal those of a bucket with only these values.
+//! Tests buckets with shards. The first shard has more than 2^31 elements. After it come the next shard and small
+//! layers. The results for the last values must equal those of a bucket with only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, FIRST, filled, sparse};
@@ -23,7 +23,7 @@ const WORLD: usize = 2;
 /// Number of values in the last rank's shard of the first layer.
 const OWN: usize = 3 * 4096;
 
-/// Returns the layers: the first, of `elements` elements, and small ones after it.
+/// Returns a first layer of `elements` elements, and small layers after it.
 fn layers(setting: Setting, elements: usize) -> Vec<(Setting, usize, [u64; WORLD])> {
     let halves = |setting, elements: usize| (setting, elements, [elements as u64 / 2, elements as u64]);
     vec![
@@ -53,8 +53,8 @@ impl Rank {
     }
 }
 
-/// Adds the other rank's values in this range to this rank's values. Pages that take no physical memory are zeros, so
-/// they are skipped.
+/// Adds the other rank's values in this range to this rank's values. The function skips pages that take no physical
+/// memory, because their values are zeros.
 fn add<T: Element>(range: std::ops::Range<usize>, [own, other]: [u64; 2]) {
     let size = size_of::<T>();
     let part = Part { address: other + (range.start * size) as u64, bytes: (range.len() * size) as u64 };
@@ -100,8 +100,9 @@ fn shard(lens: &[u64], rank: usize) -> std::ops::Range<usize> {
     start as usize..(start + lens[rank]) as usize
 }
 
-/// A rank's results for the last values, after a sound step and a step in which the last rank's last value is NaN:
-/// means, residuals, the rank at fault, and the position of the fault relative to the end of the first layer.
+/// A rank's results for the last values, after a sound step and after a step in which the last rank's last value is
+/// NaN. The fields are means, residuals, the rank at fault, and the position of the fault relative to the end of the
+/// first layer.
 type Left = (Vec<u8>, Vec<u32>, Option<u32>, Option<isize>);
 
 fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, reduce_dtype]: [Dtype; 2]) -> Vec<Left> {
@@ -133,7 +134,7 @@ fn steps(cuda: &mut CudaBackend, setting: Setting, elements: usize, [dtype, redu
         .collect();
     let step = |cuda: &mut CudaBackend, ranks: &mut [Rank]| {
         for rank in &mut *ranks {
-            // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
+            // SAFETY: the gradients are large enough, and no other work uses them until the step has ended.
             unsafe { rank.bucket.submit(cuda, rank.gradients.part().address) }.unwrap();
         }
         loop {
@@ -187,7 +188,7 @@ fn check(cuda: &mut CudaBackend, setting: Setting, dtypes: [Dtype; 2]) -> Result
     Ok(())
 }
 
-/// Edits with which a failed step fills only the last means. All other means are zeros already.
+/// With these edits, a failed step fills only the last means. All other means are zeros already.
 const FILLED: [(Module, &str, &str); 3] = {
     let (from, to) = (
         "for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < program.elements;",

@@ -33,7 +33,7 @@ fn check_window(backend: &mut CudaBackend, dtype: Dtype) -> Result<(), String> {
     let mean = narrowed(&mean, dtype).1;
     backend.window_mean(&window, 1, &mut of_small).unwrap();
     let part = memory.part();
-    // SAFETY: the memory has this many values, and nothing writes them any more.
+    // SAFETY: the memory has this many values, and all work that writes them is done.
     let values =
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<f32>(part.address as usize), ALL) };
     let (squares, found) = (mean.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>(), bits(&values[ALL - FEW..]));

@@ -1,4 +1,5 @@
-//! Compares buckets on the device with lgreco-train's exchange in host memory. Both must request the same collectives.
+//! Compares buckets on the device with lgreco-train's exchange in host memory. The bucket and the host's exchange must
+//! request the same collectives.
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -73,7 +74,7 @@ impl Rank {
 
     fn submit(&mut self, cuda: &mut CudaBackend, values: &[f32]) {
         self.gradients.fill(&narrowed(values, self.dtype).0);
-        // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
+        // SAFETY: the gradients are large enough, and no other work uses them until the step has ended.
         unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
     }
 
@@ -99,7 +100,7 @@ impl Rank {
     }
 }
 
-/// The values in a collective's memory.
+/// Returns the values in a collective's memory.
 ///
 /// # Safety
 /// No enqueued work uses the memory.
@@ -142,7 +143,7 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest<'_>]) {
                 other => panic!("{other:?} beside a sum of bf16"),
             });
             let mut buffers: Vec<&mut [Bf16]> = buffers.collect();
-            // Each addition is rounded.
+            // Each addition rounds to bf16.
             let add = |sum: Bf16, x: Bf16| Bf16::from_f32(sum.to_f32() + x.to_f32());
             let sum = |at: usize| buffers[1..].iter().fold(buffers[0][at], |sum, buffer| add(sum, buffer[at]));
             let sums: Vec<Bf16> = (0..buffers[0].len()).map(sum).collect();
@@ -184,11 +185,12 @@ fn by_layer(layers: &[(Setting, Shape)], values: &[f32]) -> Vec<Vec<f32>> {
     layers.iter().map(cut).collect()
 }
 
-/// The factors that PowerSGD on the host has kept from the last step, by rank and layer. `None` before the first step.
+/// The factors of the last step that the host's PowerSGD has remembered, by rank and layer. They are `None` before the
+/// first step.
 type Factors = Vec<Option<Vec<Vec<f32>>>>;
 
-/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. The bits must be equal.
-/// Under PowerSGD, the values must only be close, but the means must have the same bits on all ranks. Each step must
+/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. They must be equal bit
+/// for bit. Under PowerSGD, they must only be close, but the means must have the same bits on all ranks. Each step must
 /// take `collectives` collectives.
 fn same_as_on_the_host(
     cuda: &mut CudaBackend,
@@ -245,7 +247,7 @@ fn same_as_on_the_host(
     }
 }
 
-/// Checks that values agree up to the rounding errors of f32 sums in another order.
+/// Checks that values agree up to the rounding errors of f32 sums in different orders.
 fn near(found: &[f32], expected: &[f32], what: &str) {
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
@@ -322,7 +324,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
         let bytes = 4 * old.residuals(&mut cuda).len() as u64;
         assert_eq!(first + u64::from(second[0]) * bytes, old.bucket.outcome(&mut cuda).unwrap().residuals);
     }
-    // PowerSGD starts without factors of earlier steps.
+    // After `take_over`, PowerSGD starts without factors of earlier steps.
     same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), Dtype::F32, &mut vec![None; WORLD]);
     // Residuals can also be read and set, as for a saved state.
     let mut third = Rank::new(&mut cuda, &after, 0);
@@ -410,7 +412,7 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         ranks[0].submit(&mut cuda, &draw(4));
         ranks[2].submit(&mut cuda, &draw(5));
         let Rank { bucket, gradients, .. } = &mut ranks[1];
-        // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
+        // SAFETY: the gradients are large enough, and no other work uses them until the step has ended.
         unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) }.unwrap();
         loop {
             // SAFETY: the requested collective is done.
@@ -430,7 +432,7 @@ fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
         }
         step(&mut cuda, &mut ranks, &[draw(6), draw(7), draw(8)]);
         assert!(ranks.iter().all(|rank| rank.means().iter().all(|mean| mean.is_finite())));
-        // This call is out of order, so the bucket must not keep its failure.
+        // This `submit_failure` comes during a step, so the bucket must refuse the call and forget the failure.
         ranks[0].submit(&mut cuda, &draw(9));
         let Rank { bucket, gradients, .. } = &mut ranks[0];
         // SAFETY: the call is refused before it uses memory.
@@ -463,8 +465,8 @@ fn steps_have_an_order() {
     assert!(matches!(rank.next(&mut cuda), Some(Request::AllReduceSum { .. })));
 }
 
-/// If a device refuses work, its rank must still take part in all collectives, so that no other rank waits forever. At
-/// the end of the step, that rank returns the error.
+/// If a rank's device refuses work, the rank must still take part in all collectives, so that no other rank waits
+/// forever. At the end of the step, `next` returns the error on that rank.
 #[test]
 fn what_the_device_refuses_changes_no_collective() {
     let of_device = Arc::new(Calls::default());
@@ -494,8 +496,8 @@ fn what_the_device_refuses_changes_no_collective() {
     }
 }
 
-/// A status record after the summed values reports the error to the other ranks. In bf16, it may begin in the middle of
-/// a word.
+/// A status record after the summed values reports the error to the other ranks. In bf16, the status record may begin
+/// in the middle of a word.
 #[test]
 fn what_the_device_refuses_is_told_to_the_others() {
     let of_device = Arc::new(Calls::default());

@@ -16,7 +16,7 @@ use lgreco_testing::backend::{
 };
 use lgreco_testing::powersgd::uniform;
 
-/// A backend that asserts that kernels decode every payload except dense ones, which the core decodes.
+/// A backend that asserts that kernels decode every payload, except dense payloads, which the core decodes.
 struct DecodedByKernels(CudaBackend);
 
 impl Backend for DecodedByKernels {
@@ -49,8 +49,8 @@ impl Backend for DecodedByKernels {
     }
 }
 
-/// Runs a check with threads and blocks in random order. In full runs without sanitizers, it runs the check two more
-/// times, forwards and backwards.
+/// Runs a check with threads and blocks in random order. Full runs without sanitizers run the check two more times,
+/// with threads and blocks forwards and backwards.
 fn in_all_orders(check: impl Fn(&mut dyn Backend)) {
     let orders = if is_full() && flavour() == Flavour::Plain { 0..3 } else { 2..3 };
     for order in orders {
@@ -69,7 +69,7 @@ fn qsgd() {
     in_all_orders(|backend| check_qsgd(backend, ROWS));
 }
 
-/// The tensor has more values than the threads of a looping kernel process at once.
+/// The tensor has so many values that the threads of a kernel must loop.
 #[test]
 fn qsgd_of_a_large_tensor() {
     let Some(backend) = backend(flavour(), 0) else { return };

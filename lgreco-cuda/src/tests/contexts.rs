@@ -20,7 +20,7 @@ fn two_threads_use_two_devices_at_once() {
     with_two_devices("two_threads");
 }
 
-/// Uses a new backend on a device. `together` makes another thread use its backend at the same time.
+/// Uses a new backend on a device. The barrier `together` makes two threads use their backends at the same time.
 fn encode_and_decode(device: usize, together: &Barrier) {
     let mut backend = CudaBackend::new(device).unwrap();
     let tensor = tensor();
@@ -74,8 +74,8 @@ fn shared_modules() {
     let mut first = CudaBackend::new(0).unwrap();
     let own = decode(&mut first);
     assert!(own > 0);
-    // Creates backends of the same context and of another context, after other backends were dropped. They outlive the
-    // backend that loaded the modules.
+    // Creates backends of the same context and of another context, after other backends were dropped. These backends
+    // outlive the backend that loaded the modules.
     let mut second = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut second), own);
     let mut other = CudaBackend::new(1).unwrap();
@@ -86,7 +86,7 @@ fn shared_modules() {
     assert_eq!(state().left[3], own, "what is left: the other context's");
     drop(other);
     assert_eq!(state().left, [0; 6], "what is left");
-    // A context that is created again has no modules yet.
+    // A context that is created again after its end has no modules yet.
     let mut again = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut again), own);
     // A backend that is dropped while its stream is captured leaves its modules loaded, and no later backend gets them.
@@ -116,9 +116,9 @@ fn another_context() {
     let (first, own) = trainer(0);
     let (second, other) = trainer(1);
     let (mut memory, mut event) = (0, null_mut());
-    // SAFETY: the pointers are valid for the results of the stand-in, which refuses wrong handles.
+    // SAFETY: the pointers are valid for the results. The simulated driver refuses wrong handles.
     unsafe {
-        // The memory and the event belong to the second context, which is current.
+        // The new memory and the new event belong to the second context, which is current.
         sys::cuMemAlloc_v2(&mut memory, 64).result().unwrap();
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         assert_eq!(sys::cuEventRecord(event, own), CUresult::CUDA_ERROR_INVALID_HANDLE);

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Returns the orders of enqueued work that tests use: the extreme orders of unordered work, and random orders.
+/// Returns the values of `FAKE_CUDA_ORDER` that tests use: three extreme orders of unordered work, and random orders.
 fn orders() -> Vec<String> {
     let seeds = if is_full() { 16 } else { 1 };
     let random = (1..=seeds).map(|seed| format!("random:{seed}"));
@@ -33,7 +33,7 @@ fn folder_of_fake(definitions: &[&str]) -> Option<PathBuf> {
         .ok()?;
     let folder = library.with_extension("driver");
     std::fs::create_dir_all(&folder).unwrap();
-    // Tests also call the driver through cudarc, which looks for the second name first.
+    // Tests also call the driver through cudarc, which looks for `libcuda.so` first.
     for name in ["libcuda.so.1", "libcuda.so"] {
         if std::fs::symlink_metadata(folder.join(name)).is_err() {
             // Another process may make the same link at the same time.
@@ -52,7 +52,7 @@ fn build_fake() -> Option<[(&'static str, String); 2]> {
     Some([("LD_LIBRARY_PATH", folder), ("FAKE_CUDA_MODULES", modules)])
 }
 
-/// Returns the libraries of kernels. Each is listed with the name of a kernel that no other library has.
+/// Returns the libraries of kernels. With each library comes the name of a kernel that no other library has.
 fn modules_of_fake() -> String {
     let modules = Module::ALL.map(|module| {
         let source = module.source();
@@ -66,14 +66,14 @@ fn modules_of_fake() -> String {
     modules.concat()
 }
 
-/// Runs an ignored test of a test file with the stand-in as driver and with these variables. Returns what it prints.
+/// Runs an ignored test of a test file with the stand-in as driver and with these variables. Returns the test's output.
 pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)]) -> Option<String> {
     let environment = build_fake()?;
     let own = environment.iter().map(|(name, value)| (*name, value.as_str()));
     Some(run_with(file, test, &own.chain(variables.iter().copied()).collect::<Vec<_>>()))
 }
 
-/// Like [`run`], once for each order of enqueued work. Returns the orders and what the test prints.
+/// Like [`run`], once for each order of enqueued work. Returns the orders with the test's output in each.
 pub(super) fn run_in_all_orders(file: &str, test: &str, variables: &[(&str, &str)]) -> Vec<(String, String)> {
     let run_in = |order: String| {
         println!("FAKE_CUDA_ORDER={order}");
@@ -100,7 +100,7 @@ fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     text
 }
 
-/// Prints the environment variables for programs of other crates. `lgreco-ffi/tests/run` reads them.
+/// Prints the environment variables for programs of other crates. `lgreco-ffi/tests/run` reads these variables.
 #[test]
 #[ignore = "prints an environment"]
 fn environment() {
@@ -114,8 +114,8 @@ fn environment() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(super) struct State {
-    /// Numbers of objects that still exist: allocations, retained contexts, streams, modules, contexts on the stack,
-    /// and page-locked blocks plus events.
+    /// Numbers of objects that still exist: allocations, retained contexts, streams, modules, contexts on the stack.
+    /// The last number counts page-locked blocks and events together.
     pub(super) left: [i32; 6],
     pub(super) waits: i32,
     pub(super) launches: i32,
@@ -134,8 +134,8 @@ pub(super) fn state() -> State {
     state
 }
 
-/// Simulates a trainer that lives as long as the process. It retains the device's primary context and makes it current
-/// on this thread. Returns the context and a new stream.
+/// Simulates a trainer that lives as long as the process. The trainer retains the device's primary context and makes
+/// this context current on this thread. Returns the context and a new stream.
 pub(super) fn trainer(device: i32) -> (sys::CUcontext, sys::CUstream) {
     let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the pointers are valid for handles, and the driver is loaded.
@@ -241,7 +241,7 @@ fn beside_a_trainer() {
     let mut backend = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();
     let values = vec![1.0f32; 4096];
     let shape = Shape::new(64, 64).unwrap();
-    // SAFETY: the memory has this many values; the stand-in's memory is the CPU's.
+    // SAFETY: the memory has this many values, and the stand-in driver accepts memory of the CPU.
     let gradient = unsafe { DeviceGradient::new(values.as_ptr().expose_provenance() as u64, Dtype::F32, shape) };
     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     let jobs = [DeviceJob { gradient: gradient.unwrap(), candidates, stream: Stream::default() }; 5];
@@ -286,7 +286,7 @@ fn failures_of_the_driver_are_said() {
         (("FAKE_CUDA_FAIL", "cuModuleLoadData=222"), "the driver failed in cuModuleLoadData: code 222"),
         (("FAKE_CUDA_FAIL", "cuLaunchKernel=719"), "the driver failed in usual_encode: code 719"),
         (("FAKE_CUDA_FAIL", "cuStreamSynchronize=700"), "the driver failed in cuStreamSynchronize: code 700"),
-        // A code of a newer driver. The headers do not have it, and the driver does not describe it.
+        // An error code of a newer driver. The headers do not have this code, and the driver does not describe it.
         (
             ("FAKE_CUDA_FAIL", "cuStreamSynchronize=4321"),
             "the driver failed in cuStreamSynchronize: the unknown code 4321",
@@ -322,7 +322,7 @@ fn encoding() {
     println!("left: {:?}", state().left);
 }
 
-/// If the crate has no kernels for a device or a driver, the error says what is missing.
+/// If the crate has no kernels for a device or a driver, the error must name the missing requirement.
 #[test]
 fn devices_get_kernels_or_a_reason() {
     for (driver, device, expected) in [

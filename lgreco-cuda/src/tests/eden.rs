@@ -28,7 +28,7 @@ fn tensor(elements: usize, magnitude: f32) -> Tensor {
     Tensor::new(&values, elements, 1)
 }
 
-/// Number of values. There are more chunks than a grid has blocks, so that blocks loop. At the end there are EDEN
+/// Number of values. There are more chunks than a grid has blocks, so that blocks loop. The last values form EDEN
 /// blocks of every length.
 const MANY: usize = 5 * 4096 + 4095;
 
@@ -43,7 +43,7 @@ fn every_width_of_every_length_of_block_is_as_in_the_core() {
     }
 }
 
-/// Norms, inverse norms and some decoded values exceed the range of f32.
+/// With these magnitudes, norms, inverse norms and some decoded values exceed the range of f32.
 #[test]
 fn magnitudes_of_all_sizes_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -72,7 +72,7 @@ fn every_code_stands_for_the_same_as_in_the_core() {
     assert_eq!(backend.gpu_mut().decoded, 2 + 4 + 8 + 16 + 32 + 64 + 128 + 256, "the core has decoded others");
 }
 
-/// Gradients of three blocks. Some have a value that is not finite, and some would decode to infinity.
+/// Gradients of three EDEN blocks. Some gradients have a value that is not finite, and some would decode to infinity.
 fn faulty() -> Vec<Tensor> {
     let values = |faults: &[(usize, f32)]| {
         let mut values = uniform(2 * 4096 + 100, 1);
@@ -103,7 +103,7 @@ fn the_first_block_at_fault_is_told() {
     }
 }
 
-/// If payloads stay on the device, a later call of `check` reports the faults of the gradients.
+/// If payloads stay on the device, a later call of `check` reports invalid gradients.
 #[test]
 fn faults_are_told_later() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -114,7 +114,8 @@ fn faults_are_told_later() {
         let len = setting.payload_len(gradient.shape(), gradient.values().dtype()).unwrap();
         let mut payload = vec![0u32; len.div_ceil(4)];
         let address = payload.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the device is the processor; the memory has this length and lives until the check.
+        // SAFETY: the simulated device uses the CPU's memory. The payload's memory has this length and lives until the
+        // check.
         unsafe { backend.encode_to_device(&setting, &held.gradient(gradient), Stream::default(), address) }.unwrap();
         let found = backend.check().unwrap_err();
         let expected = setting.encode(gradient, Stream::default(), &mut [], &mut vec![0; len]).unwrap_err();
@@ -123,7 +124,8 @@ fn faults_are_told_later() {
     }
 }
 
-/// Payloads on the device that no encoder wrote: a scale, a value or unused bits are wrong.
+/// Decodes payloads on the device that no encoder wrote: a scale or unused bits are wrong, or a decoded value
+/// overflows.
 #[test]
 fn damaged_payloads_on_the_device_are_told() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -133,7 +135,7 @@ fn damaged_payloads_on_the_device_are_told() {
     let mut sound = vec![0; setting.payload_len(shape, tensor.gradients()[0].values().dtype()).unwrap()];
     setting.encode(&tensor.gradients()[0], Stream::default(), &mut [], &mut sound).unwrap();
     let last = sound.len() - 1;
-    // There are four EDEN blocks. The damage is in the second or the fourth.
+    // The payload has four EDEN blocks. Wrong scales are in the first, the second or the fourth block.
     let scale = |block: usize, scale: f32| (24 + 4 * block, scale.to_le_bytes().to_vec());
     for ((at, bytes), good) in [
         (scale(1, 2.0), true),
@@ -152,7 +154,8 @@ fn damaged_payloads_on_the_device_are_told() {
         let damaged = words[..sound.len()].to_vec();
         let mut found = vec![0f32; shape.elements()];
         let (from, to) = (payload.as_ptr().expose_provenance() as u64, found.as_mut_ptr().expose_provenance() as u64);
-        // SAFETY: the device is the processor; both memories have these lengths and live until the check.
+        // SAFETY: the simulated device uses the CPU's memory. Both memories have these lengths and live until the
+        // check.
         unsafe { backend.decode_on_device(&setting, shape, from, to) }.unwrap();
         assert_eq!(backend.check().is_ok(), good, "{at}, {bytes:?}");
         let mut expected = vec![0f32; shape.elements()];
@@ -209,8 +212,8 @@ fn layers_in_device_memory_share_launches() {
     check_layers(&mut backend);
 }
 
-/// If the coordinates of a block are nearly grid points, its error is measured by decoding. Some layers have magnitudes
-/// far from 1.
+/// If the coordinates of a block are nearly grid points, the kernel measures the block's error by decoding. Some layers
+/// have magnitudes far from 1.
 #[test]
 fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -231,8 +234,8 @@ fn errors_that_are_hard_to_measure_are_as_in_the_core() {
     }
 }
 
-/// Checks several chunks per thread block, short EDEN blocks, decoded values that may overflow, a block of zeros at the
-/// end, and errors that are measured by decoding.
+/// Checks several chunks per thread block, short EDEN blocks, and a block of zeros at the end. Also checks decoded
+/// values that may overflow, and errors that kernels measure by decoding.
 fn check(backend: &mut CudaBackend) {
     let large = |i: usize| if i < 4096 + 96 { 1e32 * (i % 17) as f32 } else { 0.0 };
     let spike = |i: usize| if i == 99 { 3.0 } else { 0.0 };

@@ -1,4 +1,4 @@
-//! Tests what may happen between the return of an enqueuing call and the wait for its work. The stand-in for the driver
+//! Tests events between the return of an enqueuing call and the wait for the enqueued work. The stand-in for the driver
 //! runs enqueued work in several orders.
 #![allow(unsafe_code)]
 
@@ -58,7 +58,7 @@ pub(super) fn capture(stream: sys::CUstream, begun: bool) -> i32 {
     }
 }
 
-/// Enqueues a call of `call`. The function returns an error code, or 0 for success.
+/// Enqueues the host function `call`, which returns an error code, or 0 for success.
 fn enqueue(call: extern "C" fn(*mut c_void) -> i32, argument: *mut c_void, stream: sys::CUstream) {
     type Enqueue = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void, sys::CUstream) -> i32;
     // SAFETY: the function has this type; the callers keep the argument's memory.
@@ -93,7 +93,7 @@ pub(super) fn device(bytes: usize) -> u64 {
     address
 }
 
-/// The values at an address of the stand-in driver, whose memory is the CPU's.
+/// Returns the values at a device address. The stand-in driver's memory is the CPU's.
 pub(super) fn values(address: u64, count: usize) -> &'static [f32] {
     // SAFETY: `device` allocated this many values, and no enqueued work writes them.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
@@ -151,7 +151,7 @@ fn many_uploads() {
         return;
     }
     let (mut backend, _) = beside_a_trainer();
-    // 61 × 147 values of 8 bits need more than both staging halves of the tests.
+    // The payload of 61 × 147 values of 8 bits is larger than both halves of the staging memory in tests.
     let setting = qsgd(8);
     let payload = payload(&setting);
     assert!(payload.len() > 8192);
@@ -228,7 +228,7 @@ fn fresh_thread() {
         }
         assert!(values(target, expected.len()) == expected);
     };
-    // On the first thread, no context is current. On the second, the context of another device is current.
+    // The first thread has no current context. On the second thread, the context of another device is current.
     std::thread::spawn(decode).join().unwrap();
     let beside_another = move || {
         let (other, _) = trainer(1);
@@ -342,7 +342,7 @@ fn a_graph_of_an_exchange_replays_as_steps_do() {
     with_the_fake("replayed", &[]);
 }
 
-/// Arguments of an all-reduce of the buffers at two addresses, which runs in the order of a stream.
+/// Arguments of an all-reduce of two buffers. The all-reduce is enqueued in a stream.
 struct AllReduce {
     buffers: [u64; 2],
     count: usize,
@@ -365,7 +365,7 @@ fn enqueue_all_reduce(buffers: [u64; 2], count: usize, stream: sys::CUstream) {
     enqueue(all_reduce, Box::into_raw(Box::new(AllReduce { buffers, count })).cast(), stream);
 }
 
-/// A rank of an exchange, and the memory that it lends.
+/// A rank of an exchange, and the memory that the exchange uses.
 struct Rank {
     exchange: DeviceExchange,
     gradients: u64,
@@ -394,7 +394,7 @@ fn replayed() {
     let begin = |backend: &mut CudaBackend, rank| {
         let program = program(rank);
         let (memory, residuals) = (device(program.memory_bytes() as usize), device(program.residual_bytes() as usize));
-        // SAFETY: the memory has the program's sizes, and nothing else uses it.
+        // SAFETY: the memory has the program's sizes, and no other work uses it.
         let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
         let [gradients, sums, factors, means] = [elements, sums, factors, elements].map(|count| device(4 * count));
         // SAFETY: the memory has this many values, and no enqueued work uses them yet.
@@ -435,7 +435,7 @@ fn replayed() {
         let (mut seen, mut remembered) = (Vec::new(), [0; 2]);
         for number in 1u32..=3 {
             if number == 3 {
-                // After this, the third step equals the first step for the first layer, except for random words.
+                // Without its residual, the first layer's third step equals its first step, except for random words.
                 for residuals in remembered {
                     // SAFETY: the memory has this many values, and begins with the first layer's values.
                     unsafe { sys::cuMemsetD8Async(residuals, 0, 4 * ROWS * COLS, stream).result().unwrap() };

@@ -48,8 +48,8 @@ impl Memory {
     }
 }
 
-/// Returns layers of every kind: with several spans, with a number of values that is no multiple of a bucket, with
-/// values at unaligned addresses, and without elements.
+/// Returns layers of every kind: with several spans, with an incomplete last bucket, with values at unaligned
+/// addresses, and without elements.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd::default();
     let settings = [
@@ -63,7 +63,7 @@ pub(super) fn layers() -> Vec<(Shape, Setting)> {
     settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))).to_vec()
 }
 
-/// Returns the bytes of the values in the type `dtype`, and the values that these bytes represent.
+/// Rounds values to the type `dtype`. Returns the bytes of the rounded values, and the rounded values in f32.
 pub(super) fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     match dtype {
         Dtype::F32 => (bytemuck::cast_slice(values).to_vec(), values.to_vec()),
@@ -78,7 +78,7 @@ pub(super) fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     }
 }
 
-/// A rank: its exchange and memory on the device, and its residuals according to the core.
+/// A rank: its exchange and memory on the device, and the residuals that the core computes.
 pub(super) struct Rank {
     pub(super) exchange: DeviceExchange,
     _memory: Memory,
@@ -112,12 +112,12 @@ impl Rank {
     ) -> Result<(Vec<Vec<u8>>, Vec<f32>), lgreco::Error> {
         let (bytes, values) = narrowed(values, config.dtype);
         self.gradients.fill(&bytes);
-        // SAFETY: both are large enough, and nothing else uses them.
+        // SAFETY: gradients and message are large enough, and no other work uses them.
         unsafe { backend.encode_exchange(&self.exchange, self.gradients.address(), self.message.address()) }.unwrap();
         let offered: Vec<f32> = self.expected.iter().zip(&values).map(|(residual, x)| residual + x).collect();
         let (mut payloads, mut residuals, mut at) = (Vec::new(), Vec::new(), 0);
         for (&(shape, setting), number) in layers.iter().zip(0..) {
-            // The residual is not added to uncompressed values, so that -0 stays -0.
+            // The core adds no residual to uncompressed values, so that -0 stays -0.
             let own = if setting == Setting::Dense { &values } else { &offered };
             let own = &own[at..at + shape.elements()];
             let stream = Stream { layer: self.stream.layer + number, ..self.stream };
@@ -175,7 +175,7 @@ fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Resul
     steps_of(backend, &layers(), config, steps, uniform)
 }
 
-/// Like [`steps`], for these layers. `values` makes the requested number of values from a seed.
+/// Like [`steps`], but for the given layers. `values` makes the requested number of values from a seed.
 pub(super) fn steps_of(
     backend: &mut CudaBackend,
     layers: &[(Shape, Setting)],
@@ -250,8 +250,8 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// The kernel adds four ranks at a time; here the number of ranks is not a multiple of four. Codes have all widths, and
-/// may begin at any bit of a word. Magnitudes are usual or subnormal.
+/// The kernel adds four ranks at a time; in this test, the number of ranks is not a multiple of four. Codes have all
+/// widths, and may begin at any bit of a word. Values are usual or subnormal.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (3, 7), (65, 64)];
@@ -282,7 +282,7 @@ fn faults_in_the_means_of_many_ranks_are_found() {
         ("ranks -= 2;", "ranks = 0;"),
     ];
     let of_bits = |bits| Setting::Qsgd(Qsgd { bits, bucket: 64, ..Qsgd::default() });
-    // With 2 bits, there are elements for which all ranks send a zero with a sign.
+    // With 2 bits, all ranks send a zero with a sign for some elements.
     let layers = [(Shape::new(9, 119).unwrap(), of_bits(7)), (Shape::new(65, 64).unwrap(), of_bits(2))];
     let config = ExchangeConfig { world: 5, ..config(Dtype::F32, 1.0) };
     for (from, to) in edits {
@@ -326,8 +326,8 @@ pub(super) fn spoiled_step(
         let told = fault.map(|(overflow, layer, index)| {
             (overflow, layers[..layer].iter().map(|(shape, _)| shape.elements()).sum::<usize>() + index)
         });
-        // Every rank detects a mean that exceeds the range of its type. A value that is not finite is detected only by
-        // its own rank.
+        // Every rank detects a mean that exceeds the range of its type. Only a rank itself detects that its value is
+        // not finite.
         assert_eq!(told, spoiled.contains(&number).then_some((is_finite, at)), "{outcome:?}");
         if fails {
             let means = bytemuck::cast_slice::<u8, u32>(rank.gradients.bytes());
@@ -346,7 +346,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Checks faults in exchanges of `layers`, which must have the lengths of [`layers`].
+/// Checks faults in exchanges of the given layers, whose lengths must be those of the function [`layers`].
 pub(super) fn check_faults(backend: &mut CudaBackend, layers: &[(Shape, Setting)]) {
     for on_fault in [OnFault::Zeros, OnFault::Nan] {
         let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
@@ -378,7 +378,7 @@ fn ranks_that_disagree_fail_on_all() {
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, ..at_home.stream }, ..at_home };
     for (second, config) in [(&layers, late), (&others, at_home)] {
-        // Messages of another exchange have another length, so the memory is large enough for the longest.
+        // Messages of different exchanges differ in length, so the memory has room for the longer message.
         let mut ranks = [Rank::new(&mut backend, &layers, ExchangeConfig { world: 2, ..at_home })];
         let mut peer = Rank::new(&mut backend, second, ExchangeConfig { world: 2, ..config });
         let values = uniform(peer.expected.len(), 1);
@@ -427,7 +427,7 @@ fn what_cannot_be_exchanged_is_refused() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     for (memory, residuals) in [(0, 4096), (4096, 0), (4104, 8192), (4096, 8196)] {
         let program = ExchangeProgram::new(&[(shape, Setting::Qsgd(Qsgd::default()))], usual).unwrap();
-        // SAFETY: the exchange is not used.
+        // SAFETY: nothing uses the exchange.
         let begun = unsafe { backend.begin_exchange(program, memory, residuals) };
         assert!(matches!(begun.map(drop), Err(Error::Memory { .. })), "{memory}, {residuals}");
     }
@@ -471,7 +471,7 @@ pub(super) fn told(check: impl FnOnce() -> Result<usize, String>) -> Result<usiz
     catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| Err(said(panic)))
 }
 
-/// Runs the race check on buckets that several warps share, on several spans per block, and on means of three ranks.
+/// Checks for races with buckets that several warps share, with several spans per block, and with means of three ranks.
 #[test]
 fn no_race_is_found_until_one_is_planted() {
     let run = |edit| {

@@ -13,8 +13,8 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
-/// Returns four layers: one with two spans of one scale each, one with two scales per bucket, one without elements, and
-/// one whose last byte is full.
+/// Returns four layers. The first has two spans of one scale each, the second has two scales per bucket, the third has
+/// no elements, and the last byte of the fourth is full.
 fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd { bucket: 64, ..Qsgd::default() };
     let settings = [
@@ -33,22 +33,23 @@ fn float(x: f32) -> Vec<u8> {
     x.to_le_bytes().to_vec()
 }
 
-/// Returns changes of scales. Each element of `places` is a layer and the position of a scale in its payload.
+/// Returns changes of scales. Each element of `places` is a layer's number and the position of a scale in the layer's
+/// payload.
 pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
     let scales = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, 0.0, 1e30, 1e38];
     scales.iter().flat_map(|&x| places.iter().map(move |&(layer, at)| (layer, at, float(x)))).collect()
 }
 
 fn of_qsgd() -> Vec<Damage> {
-    // The positions of the scales of both spans of layer 0, of the smallest and the largest value of a bucket of layer
-    // 1, and of a scale of layer 3. A smallest value may be negative.
+    // In layer 0, these are the positions of the scales of both spans. In layer 1, they are those of the smallest and
+    // the largest value of a bucket. In layer 3, it is the position of a scale. A smallest value may be negative.
     let mut all = scales(&[(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)]);
     all.push((1, 16, [float(f32::NEG_INFINITY), float(f32::INFINITY)].concat()));
     all.push((1, 16, [float(2.0), float(2.0)].concat()));
     all
 }
 
-/// Returns the changes in `of_scales`, and changes of every header byte and of the last byte of each payload.
+/// Returns the changes in `of_scales`, followed by changes of every header byte and of the last byte of each payload.
 fn damages(of_scales: &[Damage], layers: usize, payload: impl Fn(usize) -> Vec<u8>) -> Vec<Damage> {
     let mut all = of_scales.to_vec();
     for layer in 0..layers {
@@ -110,8 +111,8 @@ pub(super) fn damaged(
             expected => return Err(format!("{damage:?}: {outcome:?}, decoded by the core: {}", expected.is_some())),
         }
     }
-    // The first faulty layer is reported, regardless of the rank that sent it. If a rank itself reports a failure, that
-    // rank is reported instead of a faulty payload.
+    // The exchange must report the first faulty layer, whichever rank sent the payload. If a rank itself reports a
+    // failure, the exchange must report that rank instead of a faulty payload.
     let mut two = original.clone();
     two[place_of(layers, 3).0] ^= 1;
     two[apart + place_of(layers, 1).0] ^= 1;

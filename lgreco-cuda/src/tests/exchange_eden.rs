@@ -16,8 +16,8 @@ fn eden(bits: u8, scale: Scale) -> Setting {
     Setting::Eden(Eden { bits, scale })
 }
 
-/// Returns layers with several chunks, with short blocks, with one value and without values. They have the lengths of
-/// [`exchange::layers`].
+/// Returns layers with several chunks, with short blocks, with one value and without values. The layers have the
+/// lengths of those of [`exchange::layers`].
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let settings = [
         eden(4, Scale::Unbiased),
@@ -50,8 +50,8 @@ fn so_they_are_among_other_layers() {
     assert_eq!(steps_of(&mut backend, &all, config(Dtype::F32, 0.6), 2, uniform), Ok(2 * of(&all)));
 }
 
-/// Some of these widths let codes begin at any bit of a word. Tests even and odd numbers of ranks, and values of all
-/// kinds.
+/// With some of the tested bit widths, codes may begin at any bit of a word. Tests even and odd numbers of ranks, and
+/// values of all kinds.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let sides = [(9, 119), (65, 64), (1, 1)];
@@ -69,9 +69,9 @@ fn means_of_many_ranks_are_the_cores() {
     }
 }
 
-/// Returns functions that make values of one kind from a position and a value between -1 and 1. The kinds are usual
-/// values, scales that round to 0, subnormal numbers, values that may overflow when decoded, blocks of zeros of both
-/// signs, and one nonzero value among zeros.
+/// Returns functions that each make values of one kind, from a position and a value between -1 and 1. The kinds are
+/// usual values, scales that round to 0, subnormal numbers, and values that may overflow when decoded. Further kinds
+/// are blocks of zeros of both signs, and one nonzero value among zeros.
 fn kinds() -> [fn((usize, f32)) -> f32; 6] {
     [
         |(_, x)| x,
@@ -95,7 +95,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     check_faults(&mut backend, &layers());
 }
 
-/// Damages scales of a full block and of short blocks, headers, and last bytes. One of these last bytes is full, and
+/// Damages headers, last bytes, and scales of a full block and of short blocks. One of the last bytes is full, and
 /// another has unused bits.
 fn damage(backend: &mut CudaBackend) -> Result<(usize, usize), String> {
     let sides = [(4099, 1), (77, 1), (0, 5), (70, 3)];

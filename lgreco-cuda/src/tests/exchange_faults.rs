@@ -1,4 +1,4 @@
-//! Tests failures in exchanges whose layers are summed: on one rank, on all ranks, and between ranks that disagree.
+//! Tests failures in exchanges of summed layers: failures of one rank, failures of all ranks, and ranks that disagree.
 //! Also checks such exchanges for data races.
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ use lgreco_testing::powersgd::uniform;
 use lgreco_train::CoreError;
 use lgreco_train::exchange::Slip;
 
-/// Returns layers of all kinds. The layer under QSGD makes the step end with messages.
+/// Returns layers of all kinds. Because of the layer under QSGD, the step ends with the averaging of messages.
 fn layers() -> Layers {
     of(&[(30, 20, power(4)), (50, 1, Setting::Dense), (33, 31, Setting::Qsgd(Qsgd::default())), (25, 300, power(3))])
 }
@@ -50,8 +50,8 @@ fn a_gradient_that_is_not_finite_has_the_code_of_training() {
     assert_eq!(NOT_FINITE, u64::from(NON_FINITE_GRADIENT));
 }
 
-/// Runs a step in which the value at position `at` is `value` on the ranks `spoiled`. Asserts that these ranks report
-/// `code` with the sums and find `fault`.
+/// Runs a step in which the value at position `at` is `value` on the ranks `spoiled`. Asserts that these ranks find
+/// `fault`, and report `code` in the status records after the sums.
 fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
@@ -114,12 +114,13 @@ fn faults_of_one_rank_change_nothing_on_any() {
             ((&[][..], 0, 0.0), (0, None)),
             ((&[1][..], 123, f32::NAN), not_finite(0, 123)),
             ((&[0, 2][..], 607, f32::INFINITY), not_finite(1, 7)),
-            // The fault is in the layer whose payload is gathered. Both the rank's message and its sums report the
-            // fault.
+            // The fault is in the layer whose payload is gathered. The rank reports the fault both in its message and
+            // after its sums.
             ((&[2][..], 650, f32::NAN), not_finite(2, 0)),
             ((&[], 0, 0.0), (0, None)),
             ((&[1][..], 9172, f32::NEG_INFINITY), not_finite(3, 7499)),
-            // The largest magnitude of each column of Q is from 1 to 2. So this value makes an element of P too large.
+            // The largest magnitude of each column of Q is from 1 to 2. So the value 3.4e38 makes an element of P too
+            // large.
             ((&[2][..], 5, 3.4e38), (OVERFLOW, Some(ExchangeFault::Factor { layer: 0 }))),
             ((&[], 0, 0.0), (0, None)),
         ]) {
@@ -128,7 +129,7 @@ fn faults_of_one_rank_change_nothing_on_any() {
     }
 }
 
-/// Each P is finite, but their sum is not.
+/// The factor P of each rank is finite, but the sum of P over the ranks is not.
 #[test]
 fn a_sum_that_leaves_f32_fails_on_all() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -136,7 +137,8 @@ fn a_sum_that_leaves_f32_fails_on_all() {
     let mut ranks = ranks(&mut backend, &layers, config);
     for rank in &mut ranks {
         let mut values = vec![0.0f32; rank.elements];
-        // Each row of the matrix selects another element of Q. The largest element of a column is from 1 to 2.
+        // Each row of the matrix is nonzero in one column, so it selects one element of Q. The largest element of a
+        // column is from 1 to 2.
         (0..40).for_each(|row| values[30 * row + row % 30] = 1.6e38);
         rank.gradients.fill(bytemuck::cast_slice(&values));
     }
@@ -183,8 +185,8 @@ fn ranks_that_disagree_fail_on_all() {
             rank.gradients.fill(bytemuck::cast_slice(&values));
         }
         step(&mut backend, &mut ranks, |_, _, _| ());
-        // The other ranks report the rank that differs from them. That rank reports the first rank that differs from
-        // it.
+        // The ranks that agree report the rank that differs. The differing rank reports the first rank that differs
+        // from itself.
         for (rank, first) in ranks.iter().zip([1, 0, 1]) {
             let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
             assert_eq!((outcome.rank, outcome.failed, outcome.fault), (Some(first), 1, None));
@@ -233,7 +235,7 @@ fn no_race_is_found_until_one_is_planted() {
     let run = |edit| Some(alone(&mut CudaBackend::on(Box::new(Simt::new(Flavour::Races, 2, edit)?))));
     let Some(outcome) = run(None) else { return };
     assert_eq!(outcome, Ok(()));
-    // The tests of rows plant more faults in the code that rows and exchanges share.
+    // Rows and exchanges share code; the tests of rows plant more faults in the shared code.
     for (from, to) in planted([
         ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("u32(first && row + k / STEPS < f.rows && ", "u32(first && "),
@@ -244,7 +246,7 @@ fn no_race_is_found_until_one_is_planted() {
     }
 }
 
-/// Runs a sound step of three ranks with sums and payloads, and then a step that one rank spoils.
+/// Runs a sound step of three ranks with sums and payloads, and then a step with an invalid value on one rank.
 #[test]
 fn no_race_is_found_on_three_ranks() {
     let Some(mut backend) = backend(Flavour::Races, 3) else { return };

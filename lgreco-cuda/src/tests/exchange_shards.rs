@@ -1,4 +1,4 @@
-//! Tests buckets with shards: checks that the common suite (`space.rs`) does not have.
+//! Tests buckets with shards. These checks supplement the common suite (`space.rs`).
 #![allow(unsafe_code)]
 
 use super::backend;
@@ -53,7 +53,7 @@ impl Rank {
 
     fn submit(&mut self, cuda: &mut CudaBackend, values: &[f32]) {
         self.gradients.fill(bytemuck::cast_slice(values));
-        // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
+        // SAFETY: the gradients are large enough, and no other work uses them until the step has ended.
         unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
     }
 
@@ -62,7 +62,7 @@ impl Rank {
     }
 }
 
-/// Returns the range of each rank's part of a memory, from the lengths of the parts.
+/// Returns the range of each rank's part of a buffer, from the lengths of the parts.
 fn parts(lens: &[u64]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     let mut start = 0;
     lens.iter().map(move |&len| {
@@ -118,7 +118,7 @@ fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> Vec<Option<Error>> {
 }
 
 /// A sum of payloads exceeds the range of f32 in the last rank's shard. Only that rank knows of the fault until it
-/// reports it to the others.
+/// reports the fault to the other ranks.
 fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
     let layers = [layer(QSGD, 96, &[32, 64, 96]), layer(Setting::Dense, 5, &[5, 5, 5])];
     let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(cuda, &layers, config(rank))).collect();
@@ -146,7 +146,7 @@ fn alone(cuda: &mut CudaBackend) -> Result<(), String> {
     let failure = Error::Core(lgreco::Error::Overflow { what: "the mean" });
     let (last, others) = ranks.split_last_mut().unwrap();
     others.iter_mut().for_each(|rank| rank.submit(cuda, &[1.0; 101]));
-    // SAFETY: the gradients are large enough, and nothing else uses them until the step has ended.
+    // SAFETY: the gradients are large enough, and no other work uses them until the step has ended.
     unsafe { last.bucket.submit_failure(cuda, last.gradients.address(), failure.clone()) }.unwrap();
     assert_eq!(finish(cuda, &mut ranks), [None, None, Some(failure)]);
     for rank in &ranks {
@@ -265,7 +265,7 @@ fn what_the_device_refuses_is_told_to_all_owners() {
     }
     let Ok(Some(Request::ReduceScatterSum { lens, values })) = next(&mut rank, &mut cuda) else { panic!("not a sum") };
     assert_eq!(lens, [2 + 3, 3, 5 + 3]);
-    // This rank's status record is the second one after the values of each shard.
+    // This rank is rank 1, so its status record is the second record after the values of each shard.
     let told: Vec<_> = words(values.address, 4 * values.len);
     assert_eq!(told.iter().map(|&(at, _)| at).collect::<Vec<_>>(), [4 * 3, 4 * 6, 4 * 14]);
     let code = u64::from(refused.to_core().code());

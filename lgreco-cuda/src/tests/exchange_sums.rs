@@ -32,9 +32,9 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
     layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
 }
 
-/// Returns layers of every kind. They cover each width of a product, products with several panels, and chunks of both
-/// products. One Gram matrix is too large for shared memory. Some ranks exceed a side of the matrix, some lengths are
-/// no multiple of a block's part, and one layer has no elements.
+/// Returns layers of every kind. The layers cover each width of a product, products with several panels, and chunks of
+/// both products. One Gram matrix is too large for shared memory. Some PowerSGD ranks exceed a side of the matrix, some
+/// lengths are no multiple of a block's share, and one layer has no elements.
 pub(super) fn layers() -> Layers {
     of(&[
         (130, 97, power(3)),
@@ -50,8 +50,8 @@ pub(super) fn layers() -> Layers {
     ])
 }
 
-/// The ranges of a layer: the range of its values, the ranges of its `P` and `Q` (or its values) in the sums, and the
-/// range of its `P` among the orthonormal factors.
+/// The ranges of a layer: of its values, of its `P` and `Q` (or its uncompressed values) in the sums, and of its `P`
+/// among the orthonormal factors.
 pub(super) struct Place {
     pub(super) shape: Shape,
     pub(super) setting: Setting,
@@ -148,7 +148,7 @@ pub(super) fn ranks(backend: &mut CudaBackend, layers: &Layers, config: Exchange
     (0..WORLD as u32).map(|rank| Rank::new(backend, layers, of(rank))).collect()
 }
 
-/// Returns the sum of the parts of all ranks, rounded after each addition to the type in which the parts are sent.
+/// Returns the sum of the parts of all ranks. Each addition rounds to the type in which the parts are sent.
 fn sum_of(parts: impl Iterator<Item = Vec<f32>>, dtype: Dtype) -> Vec<f32> {
     let add = |sum: Vec<f32>, part: Vec<f32>| {
         let both: Vec<f32> = sum.iter().zip(part).map(|(sum, x)| sum + x).collect();
@@ -164,7 +164,7 @@ fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
     ranks.iter_mut().for_each(|rank| which(rank).fill(&narrowed(&sum, dtype).0));
 }
 
-/// The call after which a test inspects the ranks.
+/// The call of a step after which a test inspects the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum After {
     Project,
@@ -189,7 +189,7 @@ pub(super) fn step(
     all_reduce(ranks, |rank| &mut rank.sums);
     for rank in &mut *ranks {
         let (sums, factors) = (rank.sums.address(), rank.factors.address());
-        // SAFETY: as before.
+        // SAFETY: the memory has the program's sizes.
         unsafe { backend.back_project_exchange(&rank.exchange, sums, factors) }.unwrap();
     }
     look(After::BackProject, ranks, backend);
@@ -199,7 +199,7 @@ pub(super) fn step(
     messages.fill(&bytes);
     for rank in &mut *ranks {
         let (sums, factors, means) = (rank.sums.address(), rank.factors.address(), rank.gradients.address());
-        // SAFETY: as before; the means replace the gradients.
+        // SAFETY: the memory has the program's sizes, and the means may replace the gradients.
         unsafe {
             backend.average_exchange(&rank.exchange, sums, factors, means).unwrap();
             backend.finish_exchange(&rank.exchange, messages.address(), means).unwrap();
@@ -217,7 +217,8 @@ pub(super) fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), St
     near_as(what, found, expected, Dtype::F32)
 }
 
-/// Like [`near`], for numbers of this type. Rounding to this type may change a number to an adjacent one.
+/// Like [`near`], for numbers that are rounded to `dtype`. Rounding may change a number to an adjacent number of this
+/// type.
 fn near_as(what: &str, found: &[f32], expected: &[f32], dtype: Dtype) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
     let apart = |x: f32| if dtype == Dtype::F32 { 0.0 } else { f64::from(x).abs() / 128.0 };
@@ -232,7 +233,7 @@ fn same(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     if bits(found) == bits(expected) { Ok(()) } else { Err(what.into()) }
 }
 
-/// Returns the `Q` of the last step. Columns of the random start matrix replace its zero columns.
+/// Returns the `Q` of the last step. If a column is zero, the column of the random start matrix replaces it.
 fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0; last.len()];
     start_matrix(stream, place.shape.cols(), place.rank as u32, &mut q).unwrap();
@@ -254,7 +255,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// Selects the layer from all sums and residuals of a rank.
+    /// Selects the layer's values from `offered` and `before`, which have the values of all layers of a rank.
     fn new(place: &'a Place, offered: &'a [f32], before: &'a [f32], reduce_dtype: Dtype) -> Known<'a> {
         let [offered, before] = [offered, before].map(|values| &values[place.values.clone()]);
         Known { place, offered, before, reduce_dtype }
@@ -270,7 +271,7 @@ impl Known<'_> {
         vec![!0; steps_workspace_len(self.place.shape, self.place.rank as u32)]
     }
 
-    /// Checks the layer's values that a rank contributes to the first all-reduce.
+    /// Checks the values of the layer that a rank contributes to the first all-reduce.
     fn check_sums(&self, found: &[f32], stream: Stream, last: &[f32]) -> Result<(), String> {
         if self.place.setting == Setting::Dense {
             let shares: Vec<f32> = self.offered.iter().map(|x| x * SHARE).collect();
@@ -294,7 +295,7 @@ impl Known<'_> {
         near_as("Q", q, &narrowed(&expected_q, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// Returns the next residual if these are the factors.
+    /// Returns the next residual, given the factors `p` and `q`.
     fn residual(&self, gain: f32, p: &[f32], q: &[f32]) -> Vec<f32> {
         let (_, mut sent) = narrowed(self.offered, self.reduce_dtype);
         if self.place.setting != Setting::Dense {
@@ -390,8 +391,8 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             assert_eq!((outcome.rank, outcome.fault, rank.found_inf(backend)), (None, None, 0.0));
             compared += rank.elements;
         }
-        // The mean must equal the mean of all sent values, up to the rounding of the sum. A larger difference means
-        // that values are lost.
+        // The mean must equal the mean of all sent values, up to the rounding of the sum. A larger difference would
+        // mean that values get lost.
         let apart = if reduce_dtype == Dtype::F32 { 1e-5 } else { 3e-2 };
         let kept = means.iter().zip(contributed).all(|(&mean, sent)| (f64::from(mean) - sent).abs() < apart);
         if !kept {

@@ -22,10 +22,10 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::QuantisedTopK(QuantisedTopK { keep, bits }))
 }
 
-/// Returns layers with every layout of positions and every type of values. The kept values of some layers are gathered,
-/// and those of others are not. There are layers of several spans, layers whose last span is incomplete, layers without
-/// elements, and layers that keep all elements. The last three layers are so large that the memory for gathered values
-/// cannot hold all of their values. Other layers lie between these three.
+/// Returns layers with every layout of positions and every type of values. Some layers have room for gathered values,
+/// and others do not. There are layers of several spans, layers whose last span is incomplete, layers without elements,
+/// and layers that keep all elements. The last three layers are so large that the memory for gathered values cannot
+/// hold all of their values. Other layers lie between these three.
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),
@@ -67,7 +67,8 @@ fn payloads_residuals_and_means_are_the_cores() {
     }
 }
 
-/// Payloads begin at multiples of 16. The bytes between them must be zeros, so that no uninitialised bytes are sent.
+/// Payloads begin at multiples of 16. The bytes between payloads must be zeros, so that no uninitialised bytes are
+/// sent.
 #[test]
 fn every_byte_of_a_message_is_written() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -90,8 +91,8 @@ pub(super) fn check_bytes(backend: &mut CudaBackend, layers: &[(Shape, Setting)]
     assert!(rest.is_empty());
 }
 
-/// Tests magnitudes that are equal, few, far apart, adjacent, or tiny. In some cases the gathered values do not fit
-/// into their memory. The k-th largest value may be at any position among equal values.
+/// Tests magnitudes that are equal, few, far apart, adjacent, or tiny. In some cases, there is not enough memory for
+/// all gathered values. The k-th largest value may be at any position among equal values.
 #[test]
 fn so_they_are_of_magnitudes_of_any_kind() {
     let layers = layers();
@@ -115,8 +116,8 @@ fn so_they_are_of_magnitudes_of_any_kind() {
     }
 }
 
-/// There are more ranks than a warp has lanes. The kernel fetches the values of several ranks together, and the number
-/// of ranks is not a multiple of their number.
+/// There are more ranks than a warp has lanes. The kernel fetches the values of a fixed number of ranks together. The
+/// number of ranks is not a multiple of that number.
 #[test]
 fn means_of_many_ranks_are_the_cores() {
     let layers = [top(130, 97, 126, Dtype::F32), few(97, 21, 301, 5), top(7, 1, 7, Dtype::F16), few(64, 65, 2001, 2)];
@@ -143,7 +144,7 @@ fn spoiled_steps(backend: &mut CudaBackend) {
     let layers = layers();
     let config = ExchangeConfig { on_fault: OnFault::Nan, ..config(Dtype::F32, 1.0) };
     let mut ranks = ranks(backend, &layers, config);
-    // The last two faults are in layers whose values are not all gathered.
+    // The last two faults are in layers that do not have all of their values gathered.
     let steps: [(&[usize], usize, f32); 7] = [
         (&[], 0, 0.0),
         (&[1], 12_613, f32::NAN),
@@ -177,8 +178,8 @@ fn values_too_large_for_what_they_are_sent_in_are_faults() {
     }
 }
 
-/// If the core decodes the damaged payload, the means must equal those from the core. If the core refuses it, the rank
-/// that sent it must be reported. Nothing else may change.
+/// If the core decodes a damaged payload, the means must equal the core's. If the core refuses the payload, the device
+/// must report the rank that sent it. All other results must stay the same.
 #[test]
 fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -211,8 +212,8 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         let culprit = random.word(0) as usize % 2;
         let number = random.word(2) as usize % layers.len();
         for flip in 0..1 + random.word(1) as u64 % 3 {
-            // All changes are in one payload. So two changes can clear one bit of the coded positions and set another.
-            // The number of positions then stays right.
+            // All changes are in one payload. So two changes can clear one bit of the coded positions and set another
+            // bit, which leaves the number of positions right.
             let within = random.word(3 + flip) as usize;
             let (at, len) = place_of(&layers, number);
             bytes[apart * culprit + at + within / 8 % len] ^= 1 << (within % 8);
@@ -279,8 +280,8 @@ fn edited(
     let edits = edits.into_iter().map(|(from, to)| Edit { module: Module::Selection, from, to });
     let mut backend = CudaBackend::on(Box::new(Simt::edited(flavour, 2, edits.collect())?));
     let layers = layers();
-    // There are more equal magnitudes than the memory for gathered values can hold. In the layer with two bits,
-    // magnitudes are far apart.
+    // There are more equal magnitudes than the memory for gathered values can hold. In the layer with codes of two
+    // bits, magnitudes are far apart.
     let two_bits = layers
         .iter()
         .position(|(_, setting)| matches!(setting, Setting::QuantisedTopK(few) if few.keep > 0 && few.bits == 2));
@@ -327,7 +328,7 @@ fn planted_faults_are_found() {
         ("if (!misses) {", "if (true) {"),
     ];
     for (from, to) in edits {
-        // With a wrong sample, the gathered values do not fit into their memory.
+        // This edit makes the sampled bound so low that gathered values do not fit into their memory.
         let lower = "max(lower.bin << SAMPLE_SHIFT, 2u << 23) - (2u << 23)";
         let no_room = from.contains("fits").then_some(("min(lower.bin << SAMPLE_SHIFT, INFINITE)", lower));
         let Some(outcome) = edited(Flavour::Plain, 2, no_room.into_iter().chain([(from, to)])) else { return };

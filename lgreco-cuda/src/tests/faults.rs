@@ -1,4 +1,4 @@
-//! Tests that the kernels have no data races and no memory errors, and that planted races and errors are found.
+//! Tests that the kernels have no data races and no memory errors, and that the checks find planted races and errors.
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, unavailable};
@@ -14,7 +14,8 @@ use std::process::{Command, Output};
 
 #[test]
 fn no_kernel_has_a_data_race() {
-    // The order of threads does not matter. The check only asks whether a barrier lies between two accesses.
+    // For the race check, the order of threads does not matter, because the check only asks whether a barrier lies
+    // between two accesses.
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_dense(&mut backend);
     check_qsgd(&mut backend, ROWS);
@@ -24,7 +25,7 @@ fn no_kernel_has_a_data_race() {
 fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
     let library = Command::new("g++").arg("-print-file-name=libasan.so").output();
     let path = library.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    // If g++ has no such file, it prints the name without a folder.
+    // If g++ does not find the library, it prints the name without a folder.
     let Some(path) = path.filter(|path| path.contains('/')) else {
         unavailable("no g++ with an address sanitizer");
         return None;
@@ -90,7 +91,7 @@ fn tensor() -> Tensor {
 }
 
 fn job<'a>(gradient: Gradient<'a>) -> Job<'a> {
-    // Each bucket is shared by several threads and warps.
+    // With buckets of 1024 values, several warps share a bucket.
     let candidates = Candidates::Qsgd { base: Qsgd { bucket: 1024, ..Qsgd::default() }, bits: &[2, 4] };
     Job { gradient, candidates, stream: Stream::default() }
 }
@@ -142,7 +143,7 @@ fn a_write_out_of_bounds_is_found() {
     assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("fused_row"), "{said}");
 }
 
-/// Runs in the process that the test above starts. A kernel writes out of bounds.
+/// A kernel writes out of bounds. Another test starts a process for this test, which does nothing in other processes.
 #[test]
 #[ignore = "writes where it must not"]
 fn out_of_bounds() {

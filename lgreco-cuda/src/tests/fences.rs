@@ -1,5 +1,6 @@
-//! Tests communication between blocks of one launch. Kernels have fences before and after the atomic operation that
-//! finds the last block. The race check must find each missing fence, and the shipped PTX must contain all fences.
+//! Tests communication between blocks of one launch. Kernels have fences before and after the atomic operation by which
+//! a block learns that it is the last. The race check must find each missing fence, and the shipped PTX must contain
+//! all fences.
 
 use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
@@ -14,23 +15,24 @@ use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 
-/// The work to run: to measure a row, or to make one payload.
+/// The work to run: measuring a row, or encoding one payload.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Row(Candidates<'a>),
     Payload(Setting),
 }
 
-/// Runs work in which the last block reads results of other blocks, with an edited module. Returns the text that
-/// describes the race. The text is empty if there is no race. Returns `None` if there is no g++.
+/// Runs an edited module on work in which the last block reads results of other blocks. Returns a description of the
+/// race, which is empty if there is no race. Returns `None` if there is no g++.
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));
     let (rows, cols, what) = match module {
-        // There is more than one chunk. The last values of k drop few values, so that bins are refined.
+        // The layer has more than one chunk. All k are so large that they drop few values, so that the kernels refine
+        // bins.
         Module::TopK => {
             (40_000, 1, What::Row(Candidates::TopK { values: Dtype::F32, keeps: &[39_975, 39_900, 39_800, 39_600] }))
         }
-        // There are several spans, and all values are kept.
+        // The layer has several spans and keeps all values.
         Module::Selection => {
             (40_003, 1, What::Payload(Setting::QuantisedTopK(QuantisedTopK { keep: 40_003, bits: 3 })))
         }
@@ -71,8 +73,8 @@ const FRESH: &str = "return *static_cast<const volatile T*>(&word);";
 /// Edits that remove the release fence or the acquire fence.
 const WITHOUT_A_FENCE: [(&str, &str); 2] = [(BEFORE, "    __syncthreads();\n"), (AFTER, "    __syncthreads();\n")];
 
-/// Edits that leave too weak an order: only one thread executes the fence, or there is no barrier between the writes
-/// and the atomic operation.
+/// Edits that order accesses too weakly: only one thread executes the fence, or no barrier lies between the writes and
+/// the atomic operation.
 const WITH_TOO_LITTLE: [(&str, &str); 3] = [
     (BEFORE, "    if (threadIdx.x == 0) {\n        __threadfence();\n    }\n    __syncthreads();\n"),
     (BEFORE, "    __threadfence();\n"),
@@ -99,8 +101,8 @@ fn a_fence_that_orders_too_little_is_found() {
     }
 }
 
-/// Edits kernels so that every block takes itself for the last one. In one kernel, blocks then read what other blocks
-/// write later. In another, blocks write what other blocks read later.
+/// Edits kernels so that every block acts as the last block. In one kernel, blocks then read memory that other blocks
+/// write later. In another kernel, blocks write memory that other blocks read later.
 #[test]
 fn a_block_that_does_not_wait_is_found() {
     for (module, from, kind) in some([
@@ -112,8 +114,9 @@ fn a_block_that_does_not_wait_is_found() {
     }
 }
 
-/// Fences also suffice if only the thread that executes the atomic operation executes them. The check accepts every
-/// load of data that fences order. So it cannot find out whether the compiler may omit or move the load in `fresh`.
+/// It also suffices if the thread that executes the atomic operation is the only thread that executes the fences. The
+/// race check accepts every load that fences order, so it does not find out whether the compiler may omit or move the
+/// load in `fresh`.
 #[test]
 fn other_ways_that_are_right_are_no_races() {
     let own = "    __threadfence();\n    __syncthreads();\n    if (threadIdx.x == 0) {\n        \
@@ -128,8 +131,8 @@ fn other_ways_that_are_right_are_no_races() {
     }
 }
 
-/// The effect of a line of PTX on the order in which blocks see memory. An atomic operation has the name of the
-/// register with its address.
+/// The effect of a line of PTX on the order in which blocks see memory. An atomic operation is identified by the
+/// register that holds its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event<'p> {
     Fence,
@@ -152,8 +155,8 @@ fn event(line: &str) -> Option<Event<'_>> {
     }
 }
 
-/// Returns the number of block counters of a kernel, which are words that are incremented and then reset to 0. Returns
-/// an error unless each atomic operation lies between two fences, and barriers separate it from both.
+/// Returns the number of block counters of a kernel: words that blocks increment and later reset to 0. `Err` unless
+/// each atomic operation lies between two fences, with a barrier between the operation and each fence.
 fn counters(body: &str) -> Result<usize, String> {
     let events: Vec<Event<'_>> = body.lines().filter_map(event).collect();
     let is_order = |event: &&Event<'_>| matches!(event, Event::Fence | Event::Barrier);
@@ -193,7 +196,8 @@ const LAST_BLOCKS: [(Module, &str, usize, bool); 16] = [
     (Module::PowerSgd, "gram", 1, false),
 ];
 
-/// Checks that the PTX of a module has all fences and barriers around its counters. Returns an error text if not.
+/// Checks that the PTX of a module has all fences and barriers around its counters. `Err` has a description of the
+/// first mistake.
 pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     for (entry, body) in ptx.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
         let known = LAST_BLOCKS.iter().find(|last| (last.0, last.1) == (module, entry));
@@ -209,7 +213,7 @@ pub(super) fn check(module: Module, ptx: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The check of the PTX must notice if a line is missing.
+/// The check of the PTX must notice if a fence or a barrier is missing.
 #[test]
 fn what_is_missing_in_what_is_compiled_is_found() {
     for module in [Module::TopK, Module::PowerSgd] {

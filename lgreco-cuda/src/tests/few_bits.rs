@@ -49,7 +49,7 @@ fn encoded(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>
 fn decoded(backend: &mut CudaBackend, setting: &Setting, shape: Shape, payload: &[u8]) -> Result<Vec<u32>, String> {
     let mut values = vec![f32::NAN.to_bits(); shape.elements()];
     let (from, to) = (payload.as_ptr().expose_provenance(), values.as_mut_ptr().expose_provenance());
-    // SAFETY: both have the lengths for this setting and shape, and live until the check.
+    // SAFETY: the payload and the values have the lengths for this setting and shape, and live until the check.
     unsafe { backend.decode_on_device(setting, shape, from as u64, to as u64) }.unwrap();
     backend.check().map(|()| values).map_err(|failed| failed.error.to_string())
 }
@@ -69,7 +69,7 @@ fn check(backend: &mut CudaBackend, setting: &Setting, gradient: &Gradient<'_>) 
     assert!(values == decoded_by_core(&payload, gradient.shape()), "{setting}: {:?}", values.err());
 }
 
-/// Encodes layers in every type, with magnitudes of all kinds. They keep from one value to all values, in codes of
+/// Encodes layers in every type, with magnitudes of all kinds. TopK keeps from one value to all values, in codes of
 /// every width.
 #[test]
 fn payloads_on_the_device_are_the_cores() {
@@ -124,8 +124,8 @@ fn gradients_that_are_not_finite_are_told_of() {
     assert_eq!(told, 4 * (9 + 1 + 2), "the fourth is infinite in f16, and the last in bf16, too");
 }
 
-/// Changes up to three bits in the bodies of payloads with positions of every kind. Returns how many payloads the core
-/// decodes and how many it refuses. The device must decode and refuse the same payloads.
+/// Changes up to three bits in the bodies of payloads with positions of every kind. Returns the numbers of payloads
+/// that the core decodes and refuses. The device must decode and refuse the same payloads.
 fn damaged(backend: &mut CudaBackend) -> Result<[usize; 2], String> {
     let of = |rows, cols, setting| (Shape::new(rows, cols).unwrap(), setting);
     let layers = [
@@ -215,7 +215,7 @@ fn no_kernel_has_a_data_race() {
     }
 }
 
-/// Values of k, not in ascending order.
+/// Values of k. They are not in ascending order, as a caller may pass them.
 const KEEPS: [u32; 7] = [50, 5000, 1, 700, 4999, 701, 2];
 
 fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
@@ -224,7 +224,7 @@ fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
 
 fn check_row(backend: &mut CudaBackend, gradient: Gradient<'_>) {
     // If all values are kept, the only error comes from sending the means of bins. Kernels compute this error more
-    // precisely.
+    // precisely than the error of dropped values.
     for (keeps, relative) in [(&KEEPS[..], ROWS), (&KEEPS[1..2], 1e-7)] {
         let candidates = Candidates::QuantisedTopK { keeps, bits: &[3, 8, 1, 2, 7, 4, 6, 5] };
         check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
@@ -290,8 +290,8 @@ fn words_of(values: &[Vec<f32>], together: u64, edit: Option<Edit>) -> Option<Ve
     Some(gpu.read(results).unwrap())
 }
 
-/// Layers and values of k that are measured together must have the same rows as if each were measured alone. This must
-/// hold for any size of the workspace.
+/// Layers and values of k that are measured together must have the same rows as if each were measured alone, for any
+/// size of the workspace.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let values: Vec<Vec<f32>> =
@@ -299,7 +299,8 @@ fn rows_do_not_depend_on_other_layers() {
     let Some(all) = words_of(&values, u64::MAX, None) else { return };
     let alone = values.chunks(1).flat_map(|layer| words_of(layer, u64::MAX, None).unwrap());
     assert_eq!(all, alone.collect::<Vec<_>>());
-    // Layers are measured one at a time, and two at a time.
+    // With the first limit on the workspace, layers are measured one at a time. With the second limit, they are
+    // measured two at a time.
     assert!([1, 80_000].into_iter().all(|together| words_of(&values, together, None).unwrap() == all));
     for (from, to) in [("all + top.first", "all"), ("errors + top.payload", "errors + number")] {
         let edit = Edit { module: Module::Selection, from, to };

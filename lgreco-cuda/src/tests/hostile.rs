@@ -22,8 +22,8 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!(decoded > 200, "only {decoded} of them by the kernels");
 }
 
-/// Decodes arbitrary bodies; headers are not read. The kernels may decode any values, or the check reports an error.
-/// The sanitizers find accesses outside the memory.
+/// Decodes payloads with arbitrary bodies. The kernels may decode any values, or the check may report an error. The
+/// sanitizers would find accesses outside the memory.
 #[test]
 fn damaged_payloads_on_the_device_stay_where_they_are() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -40,7 +40,8 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
         bytemuck::cast_slice_mut(&mut words)[..payload.len()].copy_from_slice(&payload);
         let mut values = vec![0u32; shape.elements()];
         let (from, to) = (words.as_ptr().expose_provenance() as u64, values.as_mut_ptr().expose_provenance() as u64);
-        // SAFETY: the device is the processor; both memories have these lengths and live until the check.
+        // SAFETY: the simulated device uses the CPU's memory. Both memories have these lengths and live until the
+        // check.
         let enqueued = unsafe { backend.decode_on_device(&setting, shape, from, to) };
         match enqueued.map(|()| backend.check()) {
             Ok(Ok(())) => good += 1,

@@ -1,6 +1,6 @@
 //! Tests the memory layout of layers of more than 2^31 elements. Kernels count elements, spans and bits of positions in
-//! 64 bits. Quantities below 2^32, such as the sides of shapes, have 32 bits. The tests of `beyond` run the kernels on
-//! such layers.
+//! 64 bits. Numbers that stay below 2^32, such as the sides of shapes, have 32 bits. The tests of `beyond` run the
+//! kernels on layers of more than 2^31 elements.
 
 use super::exchange::{WORLD, config};
 use crate::ExchangeProgram;

@@ -42,7 +42,7 @@ impl Copied {
         }
     }
 
-    /// Waits for this copy only.
+    /// Waits only for this copy, and returns the copied words.
     fn words(&self) -> &'static [u64] {
         // SAFETY: the event is alive.
         unsafe { sys::cuEventSynchronize(self.event).result().unwrap() };
@@ -68,7 +68,7 @@ fn faults_later() {
     let program = ExchangeProgram::new(&[(shape, qsgd(4)), (shape, top)], ExchangeConfig::default()).unwrap();
     let message = device(program.message_bytes());
     let (memory, residuals) = (device(program.memory_bytes() as usize), device(program.residual_bytes() as usize));
-    // SAFETY: the memory has the program's sizes, and nothing else uses it.
+    // SAFETY: the memory has the program's sizes, and no other work uses it.
     let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
     let steps = [(Some(7), false), (None, false), (Some(n + 3), true)].map(|(spoilt, infinite)| {
         let gradients = device(4 * elements);
@@ -108,7 +108,7 @@ fn faults_later() {
     assert_eq!(state().waits, before.waits, "nobody has waited for the stream");
     assert_eq!(backend.exchange_outcome(&exchange).unwrap().fault, fault(1, 3));
     assert!(exchange.outcome_of(&[0; 8]).is_err());
-    // Arbitrary bytes must also be decoded without a panic.
+    // `outcome_of` must also decode arbitrary bytes without a panic.
     let bytes = exchange.outcome_address().1;
     for seed in 0..100 {
         let words = uniform(bytes / 4, seed);
@@ -178,7 +178,7 @@ fn rows_later() {
     let (_, first) = enqueue(&mut backend);
     let first = first.words();
     values_mut(results, bytes.results as usize / 4).fill(f32::NAN);
-    // The second enqueued work must overwrite this value.
+    // The second call's work must overwrite this value.
     values_mut(memory, 1)[0] = 123.0;
     let before = state();
     let (norms, copy) = enqueue(&mut backend);

@@ -1,4 +1,5 @@
-//! Counts the requests to the device for an error table of many layers. Also tests the errors if a request fails.
+//! Counts the requests to the device for an error table of many layers. Also tests the errors of calls whose requests
+//! fail.
 #![allow(unsafe_code)]
 
 use crate::counting::Kernels;
@@ -17,21 +18,21 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The requests that a device has received, and how it answers them.
+/// The requests that a device has received, and the answers that it gives.
 #[derive(Default)]
 pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
-    /// The value of every byte that is read from the device.
+    /// The value that every byte read from the device has.
     pub(super) content: AtomicU8,
-    /// If not 0, this is the second word of every downloaded status of 8 bytes: the number of positions that the
-    /// decoding of a TopK payload seems to have found.
+    /// If not 0, every downloaded status of 8 bytes has this number as its second word. It simulates the number of
+    /// positions that the decoder of a TopK payload has found.
     pub(super) ones: AtomicU32,
     /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
     pub(super) uploads: AtomicUsize,
     /// The words that were set, by their addresses.
     pub(super) words: Mutex<BTreeMap<u64, u32>>,
-    /// The number of launches, of other enqueued operations, and of waits.
+    /// The numbers of launches, of other enqueued operations, and of waits.
     pub(super) kinds: [AtomicUsize; 3],
     pub(super) prepared: Kernels,
     pub(super) launched: Kernels,
@@ -103,8 +104,8 @@ impl Device for Counted {
     }
 }
 
-/// Counts the requests for a table of 150 equal layers, by their kinds. Each layer has as many blocks as a layer can
-/// have.
+/// Counts the requests of each kind for a table of 150 equal layers. Each layer has the largest number of blocks of a
+/// layer.
 fn calls(candidates: Candidates<'_>) -> [usize; 3] {
     calls_of(&[Shape::new(768, 768).unwrap(); 150], candidates)
 }
@@ -113,7 +114,7 @@ fn calls_of(shapes: &[Shape], candidates: Candidates<'_>) -> [usize; 3] {
     calls_by(shapes, |_| candidates)
 }
 
-/// Like [`calls_of`], for layers with different candidates.
+/// Like [`calls_of`], but layers may have different candidates.
 fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) -> [usize; 3] {
     let calls = Arc::new(Calls::default());
     let mut backend = CudaBackend::on(Box::new(Counted(calls.clone())));
@@ -132,9 +133,9 @@ fn calls_by<'a>(shapes: &[Shape], candidates: impl Fn(usize) -> Candidates<'a>) 
 fn a_table_waits_once_and_qsgds_layers_share_launches() {
     let qsgd = |base| calls(Candidates::Qsgd { base, bits: &[2, 3, 4, 5, 6, 7, 8] });
     // Layers that have up to 192 blocks in all share a pair of launches and an upload. Each layer has three blocks. The
-    // results are cleared once.
+    // results are cleared once for all layers.
     assert_eq!(qsgd(Qsgd::default()), [2 * 3, 3 + 1, 1]);
-    // With the limit on blocks that production code has, all of these layers share one pair of launches.
+    // With production code's limit on blocks, all of these layers share one pair of launches.
     MOST.set(2048);
     assert_eq!(qsgd(Qsgd::default()), [2, 1 + 1, 1]);
 }
@@ -147,8 +148,9 @@ fn layers_under_eden_share_launches() {
     assert_eq!(eden(&[3]), [2, 1 + 1, 1]);
 }
 
-/// The layers are convolutions, biases and a matrix, in two groups that share launches. For each group, one pair of
-/// launches measures the widths with a sign, and another pair the width without.
+/// The layers are convolutions, biases and a matrix. They form two groups, each of which shares launches. For each
+/// group, one pair of launches measures the bit widths whose codes have a sign. Another pair measures the width of 1
+/// bit, without a sign.
 #[test]
 fn layers_of_mixed_sizes_and_shapes_share_launches() {
     let shapes = resnet_50();
@@ -157,8 +159,8 @@ fn layers_of_mixed_sizes_and_shapes_share_launches() {
     assert_eq!(row(&[1, 2, 3, 4, 5, 6, 7, 8]), [2 * 4, 4 + 1, 1]);
 }
 
-/// The jobs of a table come layer by layer, under all methods. So jobs of one method are not consecutive, and must be
-/// grouped.
+/// The jobs of a table come layer by layer, under all methods. So the jobs of one method are not consecutive, and the
+/// backend must group them.
 #[test]
 fn layers_share_launches_whatever_lies_between_them() {
     let shapes = resnet_50();
@@ -187,39 +189,39 @@ fn layers_share_launches_whatever_lies_between_them() {
 
 #[test]
 fn topks_layers_share_three_launches() {
-    // If the bins exceed 128 MiB, there are several groups.
+    // If the bins of all layers exceed 128 MiB, the layers are measured in several groups.
     for (values, keeps, groups) in
         [(Dtype::F32, 40, 1), (Dtype::F16, 40, 2), (Dtype::F32, 400, 2), (Dtype::F16, 400, 3)]
     {
         let keeps: Vec<u32> = (1..=keeps).collect();
         let [launches, others, waits] = calls(Candidates::TopK { values, keeps: &keeps });
-        // The bins are filled with zeros once, and the results once per call.
+        // The backend fills the bins with zeros once, and the results once per call.
         assert_eq!((launches, others, waits), (3 * groups, groups + 2, 1));
     }
 }
 
-/// All layers share five launches that write the kept values, and four launches that measure them.
+/// All layers share five launches that write the kept values, and four launches that measure the kept values.
 #[test]
 fn layers_under_topk_in_few_bits_share_nine_launches() {
     let few = |keeps| calls(Candidates::QuantisedTopK { keeps, bits: &[2, 4, 8] });
     for keeps in [&[100, 3000, 50][..], &[100, 3000, 50, 7]] {
-        // The launches that measure TopK with full values are included. Each group has one upload and clears one
-        // buffer. The launches that write have more: layers, spans and chunks are uploaded separately, and three
-        // buffers are cleared.
+        // The counts include the launches that measure TopK with full values. Each measuring group uploads once and
+        // clears one buffer. The launches that write the kept values take three uploads (layers, spans and chunks) and
+        // clear three buffers.
         assert_eq!(few(keeps), [3 + 5 + 4, 2 + (3 + 3) + 2 + 1, 1]);
     }
 }
 
-/// Returns the layers of a transformer with GPT-2's shapes: its embeddings and 37 blocks. These are 150 layers with 301
-/// million values.
+/// Returns the layers of a transformer with GPT-2's shapes: its embeddings and 37 blocks. The transformer has 150
+/// layers with 301 million values.
 fn transformer() -> Vec<Shape> {
     let block = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
     let shapes = [(50_257, 768), (1024, 768)].into_iter().chain(std::iter::repeat_n(block, 37).flatten());
     shapes.map(|(rows, cols)| Shape::new(rows, cols).unwrap()).collect()
 }
 
-/// All densities of a plan, from 1/1000 to 1/10, are measured in two groups of four launches, because a group ends when
-/// it needs 512 MiB of workspace.
+/// Two groups of four launches measure all densities of a plan, from 1/1000 to 1/10. One group does not suffice,
+/// because a group ends when it needs 512 MiB of workspace.
 #[test]
 fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     let (shapes, bits) = (transformer(), &[2, 4, 8]);
@@ -230,7 +232,7 @@ fn a_hundred_densities_in_few_bits_take_sixteen_launches() {
     assert_eq!((shapes.len(), calls_by(&shapes, of_layer)[0]), (150, 3 + 5 + 2 * 4));
 }
 
-/// Layers share launches until they need 512 MiB of workspace in all.
+/// Layers share launches until the layers need 512 MiB of workspace in all.
 #[test]
 fn powersgds_layers_share_launches() {
     let to_64 = &[1, 2, 4, 8, 16, 32, 64];
@@ -297,15 +299,15 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
         of_device.uploads.load(Ordering::Relaxed) - before
     };
     assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
-    // The call uploads a table that divides the work.
+    // PowerSGD uploads a table that divides the work.
     assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
-    // The call uploads the number of elements to keep.
+    // TopK uploads the number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
     assert_eq!(uploads(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })), 1);
 }
 
-/// Five launches encode the layer. Another launch writes the header and records a fault, if any. There are also an
-/// upload and a copy. Two buffers are cleared in the first call only.
+/// Five launches encode the layer. Another launch writes the header and records a fault, if any. The encoder also makes
+/// an upload and a copy. Only the first call clears two buffers.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {
     let shape = Shape::new(640, 64).unwrap();
@@ -363,7 +365,7 @@ fn an_exchange_takes_six_launches_and_four() {
     assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
 
-/// An error of the device may come from the work of another layer, or of none.
+/// An error of the device may come from the work of another layer, or from no layer at all.
 #[test]
 fn failures_of_the_device_name_no_job() {
     let of_device = Arc::new(Calls::default());

@@ -14,7 +14,7 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 
-/// Words that hold a gradient, which begins at byte `offset`.
+/// Words that hold a gradient. The gradient begins at byte `offset`.
 pub(super) struct Held {
     words: Vec<u32>,
     offset: usize,
@@ -30,7 +30,7 @@ impl Held {
 
     pub(super) fn gradient(&self, like: &Gradient<'_>) -> DeviceGradient {
         let address = (self.words.as_ptr().expose_provenance() + self.offset) as u64;
-        // SAFETY: the words outlive the gradient, and hold that many values.
+        // SAFETY: the words outlive the gradient, and hold all of its values.
         unsafe { DeviceGradient::new(address, like.values().dtype(), like.shape()) }.unwrap()
     }
 }
@@ -115,8 +115,8 @@ fn rows_of_mixed_jobs_are_those_of_each_alone() {
     }
     assert_eq!(together, alone);
 
-    // The reported error is that of the failed job with the lowest number, even if jobs of higher numbers share
-    // launches with jobs before it.
+    // The call reports the error of the failed job with the lowest number, even if later jobs share launches with
+    // earlier jobs.
     let mut values = uniform(61 * 47, 1);
     values[1000] = f32::NAN;
     let damaged = Tensor::new(&values, 61, 47);
@@ -193,7 +193,7 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
         let found = unsafe {
             let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 64, ..Qsgd::default() });
             backend.encode_to_device(&small, &fine, stream, other).unwrap();
-            // Calls that cannot fail are numbered as well. Refused calls are not.
+            // The numbers of jobs also count calls that cannot fail, but not refused calls.
             backend.decode_on_device(&small, fine.shape(), other, out).unwrap();
             backend.decode_on_device(&small, Shape::new(0, 5).unwrap(), other, out).unwrap();
             assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
@@ -204,7 +204,8 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
             assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
             backend.check()
         };
-        // The expected payload is encoded into host memory. Other tests compare such payloads with the core's.
+        // The expected payload comes from encoding into host memory. Other tests compare payloads in host memory with
+        // the core's.
         let mut expected = vec![0; len];
         match (backend.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
             (Ok(_), Ok(())) => {
@@ -244,7 +245,7 @@ fn payloads_of_several_ranks_lie_one_after_another() {
             let (mut expected, mut decoded) = (vec![0.0; 61 * 47], vec![f32::NAN; 61 * 47]);
             Portable.decode(payload, &mut expected).unwrap();
             let (from, to) = (payload.as_ptr().expose_provenance(), decoded.as_mut_ptr().expose_provenance());
-            // SAFETY: both are alive, and large enough.
+            // SAFETY: the payload and the values are alive and large enough.
             unsafe { backend.decode_on_device(&setting, shape, from as u64, to as u64) }.unwrap();
             assert_eq!(backend.check(), Ok(()));
             assert!(decoded == expected, "{setting:?}");
@@ -256,7 +257,7 @@ fn payloads_of_several_ranks_lie_one_after_another() {
 fn a_check_is_due_after_so_many_calls() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     let (setting, empty) = (Setting::Qsgd(Qsgd::default()), Shape::new(0, 5).unwrap());
-    // SAFETY: nothing is decoded.
+    // SAFETY: a layer without elements decodes nothing.
     let decode = |backend: &mut CudaBackend| unsafe { backend.decode_on_device(&setting, empty, 256, 256) };
     for _ in 0..2 {
         (0..4096).for_each(|_| decode(&mut backend).unwrap());
@@ -265,7 +266,7 @@ fn a_check_is_due_after_so_many_calls() {
     }
 }
 
-/// An exchange overwrites the gradients by the means, so the check must not need the gradients.
+/// The means of an exchange overwrite the gradients, so the check must not need the gradients.
 #[test]
 fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -289,7 +290,7 @@ fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
         let mut payloads = [[0u32; 32]; 2];
         let [sent, received] = payloads.each_mut().map(|payload| payload.as_mut_ptr().expose_provenance() as u64);
         let overwritten = held.words.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the memory is large enough for the payloads and the values, and nothing else uses it before the
+        // SAFETY: the memory is large enough for the payloads and the values, and no other work uses it before the
         // check.
         let found = unsafe {
             backend.encode_to_device(&mean, &source, stream, received).unwrap();
@@ -317,10 +318,10 @@ fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
 fn addresses_that_cannot_be_are_refused() {
     let shape = Shape::new(3, 5).unwrap();
     for (address, dtype) in [(0, Dtype::F32), (4098, Dtype::F32), (4097, Dtype::Bf16), (u64::MAX - 31, Dtype::F32)] {
-        // SAFETY: the gradient is not used.
+        // SAFETY: nothing uses the gradient.
         let refused = unsafe { DeviceGradient::new(address, dtype, shape) };
         assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
     }
-    // SAFETY: the gradient is not used.
+    // SAFETY: nothing uses the gradient.
     assert!(unsafe { DeviceGradient::new(4098, Dtype::F16, shape) }.is_ok());
 }

@@ -20,8 +20,8 @@ use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_testing::powersgd::uniform;
 
-/// Returns the orders of blocks: forwards, and random with the second block last. Full runs also have backwards, and
-/// random orders with each block of the largest looping grid last.
+/// Returns the orders of blocks: forwards, and random with the second block last. Full runs add the backward order, and
+/// random orders in which each block of the largest looping grid comes last.
 fn orders() -> Vec<i32> {
     if is_full() { (0..2 + MOST.get() as i32).collect() } else { vec![0, 3] }
 }
@@ -85,7 +85,7 @@ fn what_travels_by_sums_has_the_same_bits() {
     }
 }
 
-/// The results must also equal the core's.
+/// In every order of blocks, the results must also equal the core's.
 #[test]
 fn what_is_gathered_has_the_same_bits() {
     let layers = [layers(), exchange_eden::layers()].concat();
@@ -121,7 +121,7 @@ fn one_row(backend: &mut CudaBackend) {
 
 const LAST: &str = "return before + own == all;";
 
-/// Each of these faults affects one block. It must be found if this block comes last.
+/// Each of the planted faults affects one block. The check must find the fault if this block comes last.
 #[test]
 fn every_block_comes_last() {
     for (last, fault) in some(
@@ -140,8 +140,8 @@ fn every_block_comes_last() {
     }
 }
 
-/// Plants faults that are not found if blocks run one after another. The random orders must find them, because there
-/// any block may come last, and two blocks may run at the same time.
+/// Plants faults that tests cannot find if blocks run one after another. The random orders must find these faults: in
+/// random orders, any block may come last, and two blocks may run at the same time.
 #[test]
 #[ignore = "slow"]
 fn faults_that_blocks_in_turn_do_not_tell_are_found() {

@@ -34,7 +34,7 @@ fn left(column: &[f32], orthonormal: &[Vec<f32>]) -> f64 {
 }
 
 /// Returns the products of a matrix with random columns, as at the start of power iterations. Each column of the matrix
-/// is smaller than the one before by 10^-`fade`.
+/// is smaller than the previous column by a factor of 10^-`fade`.
 fn fading(rows: usize, columns: usize, fade: f64, seed: u64) -> Vec<Vec<f32>> {
     let (matrix, mixed) = (uniform(rows * columns, seed), uniform(columns * columns, seed + 1));
     let weights: Vec<f64> = (0..columns).map(|c| 10f64.powf(-fade * c as f64)).collect();
@@ -75,8 +75,8 @@ proptest! {
     }
 }
 
-/// Even if the Gram matrix does not fit into shared memory, the first columns must be the same as if there were no
-/// others. Also, the same columns must be zeros as in the core.
+/// Even if the Gram matrix does not fit into shared memory, the first columns must be the same as without later
+/// columns. The columns that become zeros must be those of the core.
 #[test]
 fn more_columns_than_shared_memory_holds() {
     let mut columns = fading(300, 100, 0.03, 1);

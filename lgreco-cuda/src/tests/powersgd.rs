@@ -45,7 +45,7 @@ fn shapes_that_many_blocks_share() {
         let gradient = tensor.gradients()[0];
         let ranks = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60];
         let below = rows.min(cols) as u32;
-        // At full rank, the error is only a rounding error, which has no relative bound.
+        // At full rank, the squared error consists only of rounding errors, which have no relative bound.
         let ranks: Vec<u32> = ranks.into_iter().filter(|&rank| rank < below).collect();
         let candidates = Candidates::PowerSgd { iterations: 1, ranks: &ranks };
         check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
@@ -93,7 +93,7 @@ fn zero_and_dependent_columns_become_zeros() {
 }
 
 /// Tests matrices whose products with random columns are nearly linearly dependent, or become so after some iterations.
-/// Rows must equal the core's up to rounding, which is 1e-10 of the squared norm.
+/// Rows must equal the core's up to rounding errors of 1e-10 of the squared norm.
 #[test]
 fn ill_conditioned_matrices_have_the_cores_rows() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -249,9 +249,9 @@ fn is_near([found, expected]: [f64; 2]) -> bool {
     (found - expected).abs() <= ROWS * expected
 }
 
-/// Each column must have the same bits, regardless of the way in which warps divide the columns. Payloads must have the
-/// same error as the core's. Tests moderate magnitudes, and magnitudes with which the kernel must make the first
-/// product again.
+/// Each column must have the same bits for every rank, although the division of columns among warps depends on the
+/// rank. Payloads must have the same error as the core's. Tests moderate magnitudes, and magnitudes with which the
+/// kernel must make the first product again.
 #[test]
 fn every_width_has_the_columns_of_the_widest() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -270,7 +270,8 @@ fn every_width_has_the_columns_of_the_widest() {
     }
 }
 
-/// Plants faults, and uses magnitudes that the first product cannot handle or does not find.
+/// Plants faults in the scaling of matrices. With these magnitudes, each planted fault must make the decoded payload
+/// wrong.
 #[test]
 #[ignore = "slow"]
 fn wrong_scales_are_found() {
@@ -294,8 +295,8 @@ fn wrong_scales_are_found() {
     }
 }
 
-/// Layers that are measured together must have the same rows, bit for bit, as if each were measured alone. This must
-/// hold for any size of the workspace.
+/// Layers that are measured together must have the same rows, bit for bit, as if each were measured alone. The size of
+/// the workspace must not matter.
 #[test]
 fn rows_do_not_depend_on_other_layers() {
     let ranks = [3, 1, 2, 4, 5, 6, 7, 8, 9, 40, 17];
@@ -331,12 +332,13 @@ fn rows_do_not_depend_on_other_layers() {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b + 1e-10 * norm;
         assert!(found.iter().zip(&expected).all(near), "layer {layer}: {found:?}, not {expected:?}");
     }
-    // Layers are measured one at a time, and two at a time.
+    // With the first limit on the workspace, layers are measured one at a time. With the second limit, they are
+    // measured two at a time.
     assert_eq!(measured(1, &[0, 1, 2, 3]).unwrap(), together);
     assert_eq!(measured(400_000, &[3, 2, 1, 0]).unwrap(), together.into_iter().rev().collect::<Vec<_>>());
 }
 
-/// These values are exact in f16, bf16 and f32, so their payloads must be the same in all types.
+/// The test's values are exact in f16, bf16 and f32, so their payloads must be the same in all types.
 #[test]
 fn all_types_make_the_same_payload() {
     let Some(mut backend) = backend(flavour(), 2) else { return };

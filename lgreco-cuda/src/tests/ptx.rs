@@ -28,8 +28,8 @@ fn arithmetic_fences_and_accesses_are_as_written() {
     }
 }
 
-/// Whether a line of PTX is exact. A line is exact if it has no f32 or f64 arithmetic, or if it has `.rn`, which rounds
-/// to nearest and prevents contraction.
+/// Whether the arithmetic of a line of PTX is exact up to correct rounding. Lines without f32 or f64 arithmetic are
+/// exact, and so are lines with `.rn`, which rounds to nearest and prevents contraction.
 fn is_exact(line: &str) -> bool {
     let line = line.trim();
     let line = if line.starts_with('@') { line.split_once(' ').map_or("", |(_, rest)| rest.trim()) } else { line };
@@ -54,13 +54,13 @@ fn arithmetic_that_is_not_rounded_once_is_noticed() {
     }
 }
 
-/// Whether a line of PTX accesses generic memory. For such an access, the hardware must first find the kind of memory
-/// from the address, which takes time.
+/// Whether a line of PTX accesses memory by a generic address. For a generic address, the hardware must first find out
+/// the kind of memory, which takes time.
 fn is_generic(line: &str) -> bool {
     let line = if line.starts_with('@') { line.split_once(' ').map_or(line, |(_, rest)| rest.trim()) } else { line };
     let Some((operation, rest)) = line.split_once('.') else { return false };
     let kinds = ["global", "shared", "param", "const", "local"];
-    // Ordering qualifiers, such as those of `volatile`, come first.
+    // Qualifiers such as `volatile` or `relaxed` come before the kind of memory.
     let of = rest.split(['.', ' ', '\t', ':']).find(|part| !["volatile", "relaxed", "gpu", "cta"].contains(part));
     ["ld", "st", "atom", "red"].contains(&operation) && !of.is_some_and(|of| kinds.contains(&of))
 }

@@ -24,7 +24,7 @@ fn fused_settings() -> impl Iterator<Item = Qsgd> {
     sizes.flat_map(move |bucket| kinds.clone().map(move |(scale, rounding)| Qsgd { bits: 3, bucket, scale, rounding }))
 }
 
-/// Returns a tensor whose magnitudes differ from bucket to bucket. It has a range of values with the same sign, so that
+/// Returns a tensor whose magnitudes differ from bucket to bucket. In one range, all values have the same sign, so that
 /// the intervals of some buckets exclude zero.
 fn tensor(elements: usize) -> Tensor {
     let mut values = uniform(elements, 4);
@@ -43,8 +43,8 @@ pub(super) fn part(gradient: &Gradient<'_>) -> Part {
     Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
 }
 
-/// Under other bucket sizes, the backend refuses gradients in device memory, and the core compresses gradients in host
-/// memory.
+/// For bucket sizes that no kernel supports, the backend refuses gradients in device memory, and the core compresses
+/// gradients in host memory.
 #[test]
 fn other_buckets_are_refused_or_left_to_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -67,7 +67,7 @@ fn other_buckets_are_refused_or_left_to_the_core() {
     }
 }
 
-/// Tests layers that share launches, layers that do not, and a layer that is not finite.
+/// Tests layers that share launches, layers that do not, and a layer with a value that is not finite.
 #[test]
 fn layers_in_device_memory_share_launches() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
@@ -134,7 +134,7 @@ fn every_bucket_that_a_block_holds_is_as_in_the_core() {
     }
 }
 
-/// Values that are not finite must be found at any position of a bucket, and in an incomplete bucket.
+/// The kernels must find values that are not finite at any position of a bucket, and in an incomplete bucket.
 #[test]
 fn values_that_are_not_finite_are_found() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -190,7 +190,7 @@ fn missing_barriers_are_found() {
         let Some(said) = said(Flavour::Races, bucket, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
-    // If several warps share a bucket, a barrier of one warp is not enough.
+    // If several warps share a bucket, a warp barrier is not enough.
     let Some(said) = said(Flavour::Races, 1024, "if (p.bucket > TILE) {", "if (false) {") else { return };
     assert!(said.contains("race (") && said.contains("shared memory"), "{said}");
 }
@@ -203,8 +203,8 @@ fn wrong_numbers_are_found() {
         (256, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
         (4096, "(first & (p.bucket - 1)) == 0", "true"),
         (256, "span * SPAN >> Held::log_bucket(p)", "span * SPAN >> 9"),
-        // The next edits are of the kernels for the usual case: the largest value of one lane only, values at the
-        // layer's end, the codes of four and of the last eight values, and sums over lanes.
+        // The next edits change the kernels for the usual case. They affect the maximum over lanes, values at the
+        // layer's end, the codes of four values and of the last eight values, and sums over lanes.
         (512, "Extremes{warp_max(largest), 0, 0}", "Extremes{largest, 0, 0}"),
         (512, "i < count ? value(all, dtype, i)", "i + 100 < count ? value(all, dtype, i)"),
         (512, "low | high << (4 * p.bits)", "low | high << (3 * p.bits)"),

@@ -1,6 +1,6 @@
 //! Counts the memory accesses of kernels. The tests count, for each value, how often a TopK encoder loads the gradient
-//! and the sum of gradient and residual. Payloads and residuals must equal the core's. The tests also count the sectors
-//! that the stores of a warp touch.
+//! and the sum of gradient and residual. Payloads and residuals must equal the core's. The tests also count the 32-byte
+//! sectors that the stores of a warp touch.
 #![allow(unsafe_code)]
 
 use super::exchange::{Memory, bits, config, narrowed};
@@ -24,7 +24,7 @@ use std::sync::Mutex;
 /// Held while a test watches memory, because only one test at a time may do so.
 static WATCHING: Mutex<()> = Mutex::new(());
 
-/// Number of 32-byte sectors that warps touch with stores to this memory, per 32 stored bytes. The best value is 1.
+/// Number of 32-byte sectors that warps touch with stores to `memory`, per 32 stored bytes. The best value is 1.
 fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     // SAFETY: the backend uses the same library, which is loaded once. Its entry points have these types.
     let library = unsafe { Library::new(build(module, &module.source(), Flavour::Reads)) }.unwrap();
@@ -33,7 +33,7 @@ fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     // SAFETY: as above.
     let found = unsafe { library.get::<unsafe extern "C" fn(*mut u64)>("cuda_shim_stores") }.unwrap();
     let mut counts = [0u64; 2];
-    // SAFETY: the library only compares addresses with those of the memory, and `counts` has two elements.
+    // SAFETY: the library does not access the watched memory, and `counts` has two elements.
     unsafe {
         watch(memory.address, memory.bytes as usize);
         run();
@@ -43,7 +43,7 @@ fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
     counts[1] as f64 / (counts[0] as f64 / 32.0)
 }
 
-/// Returns how often the kernels that `run` launches load each byte of this memory.
+/// Returns how often the kernels that `run` launches load each byte of `memory`.
 fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     let mut counts = vec![0u32; memory.bytes as usize];
     // SAFETY: the backend uses the same library, which is loaded once. Its entry point has this type.
@@ -51,7 +51,7 @@ fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
         unsafe { Library::new(build(Module::Selection, &Module::Selection.source(), Flavour::Reads)) }.unwrap();
     // SAFETY: as above.
     let watch = unsafe { library.get::<unsafe extern "C" fn(u64, usize, *mut u32)>("cuda_shim_watch") }.unwrap();
-    // SAFETY: the counts live until nothing is watched.
+    // SAFETY: the counts live until the watching ends.
     unsafe { watch(memory.address, counts.len(), counts.as_mut_ptr()) };
     run();
     // SAFETY: as above.
@@ -59,8 +59,8 @@ fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     counts
 }
 
-/// Average number of loads per value of a layer: loads of gradients, of the previous residuals, and of the sums that
-/// become the next residuals.
+/// Average numbers of loads per value of a layer. The fields count loads of gradients, of the previous residuals, and
+/// of the sums that become the next residuals.
 #[derive(Debug)]
 struct Reads {
     gradients: f64,
@@ -69,8 +69,8 @@ struct Reads {
 }
 
 impl Reads {
-    /// Whether gradients and residuals are read about once, and their sums about `sums` times. `few` is the accepted
-    /// excess.
+    /// Whether kernels read gradients and residuals about once, and the sums of both about `sums` times. `few` is the
+    /// accepted excess.
     fn is_step(&self, sums: f64, few: f64) -> bool {
         let is_once = [self.gradients, self.before].iter().all(|reads| (1.0..=1.0 + few).contains(reads));
         is_once && self.sums >= sums && self.gradients + self.sums <= 1.0 + sums + few
@@ -138,18 +138,18 @@ fn counting() -> Option<CudaBackend> {
 }
 
 const COUNT: usize = 100_003;
-/// Average number of additional reads per value: a sixteenth for the sample, and repeated reads of gathered values.
+/// Accepted additional reads per value on average: a sixteenth for the sample, and repeated reads of gathered values.
 const FEW: f64 = 1.0 / 16.0 + 0.15;
-/// Accepted reads of the sample (at most 65,536 values), per value of the layer. For layers without memory for gathered
-/// values.
+/// For layers without memory for gathered values, the accepted reads of the sample (at most 65,536 values), per value
+/// of the layer.
 const SAMPLE: f64 = 65_537.0 / COUNT as f64;
 
 fn top(keep: usize, values: Dtype) -> Setting {
     Setting::TopK(TopK { keep: keep as u32, values })
 }
 
-/// The layers keep more than 7 of 32 values. Tests every sent type and many kinds of values, with a correct sample.
-/// Values that reach the bound are loaded twice in a row; the second load comes from the cache.
+/// Layers that keep more than 7 of 32 values. Tests every sent type and many kinds of values, with a correct sample.
+/// The kernels load values that reach the bound twice in a row; the second load comes from the cache.
 #[test]
 fn values_of_layers_that_keep_much_are_read_four_times() {
     let _alone = WATCHING.lock();
@@ -167,8 +167,8 @@ fn values_of_layers_that_keep_much_are_read_four_times() {
     }
 }
 
-/// The layers keep few values. The gathered values still do not fit into their memory, because fewer than k values are
-/// nonzero or many are equal. The sample reads a random sixteenth in addition.
+/// Layers that keep few values. The gathered values still do not fit into their memory, because fewer than k values are
+/// nonzero or many values are equal. In addition, the sample reads a random sixteenth of the values.
 #[test]
 fn ties_are_read_four_times_at_most() {
     let _alone = WATCHING.lock();
@@ -183,8 +183,8 @@ fn ties_are_read_four_times_at_most() {
     }
 }
 
-/// For small layers, such as biases and norms, the memory for gathered values can hold all values. The sample reads a
-/// sixteenth in addition, and one block reads some values again to find the cut.
+/// For small layers, such as biases and norms, the memory for gathered values can hold all values. In addition, the
+/// sample reads a sixteenth of the values, and one block reads some values again to find the k-th largest magnitude.
 #[test]
 fn small_layers_are_read_twice_at_most() {
     let _alone = WATCHING.lock();
@@ -208,7 +208,7 @@ fn small_layers_are_read_twice_at_most() {
     }
 }
 
-/// If small layers keep few values, few values are gathered, and no value is read again.
+/// If small layers keep few values, the kernels gather few values and read no value again.
 #[test]
 fn small_layers_that_keep_little_are_read_once() {
     let _alone = WATCHING.lock();
@@ -233,14 +233,14 @@ fn stores_of_a_warp_fill_whole_sectors() {
         let mut memory = Memory::new(program.memory_bytes());
         let sizes = [4 * shape.elements() as u64, program.residual_bytes(), program.message_bytes() as u64];
         let mut memories = sizes.map(|bytes| Memory::new(bytes + 16));
-        // Each memory begins at a sector.
+        // Each memory begins at the start of a sector.
         let at = |memory: &mut Memory, bytes| Part { address: memory.address().next_multiple_of(32), bytes };
         let [own, to, of_message] = [0, 1, 2].map(|which| at(&mut memories[which], sizes[which]));
         let skipped = (own.address - memories[0].address()) as usize;
         memories[0].fill(&[&vec![0; skipped], bytemuck::cast_slice(&values)].concat());
         // SAFETY: the memory has the program's sizes, and lives until all work is done.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), to.address) }.unwrap();
-        // SAFETY: as above; the means replace the gradients.
+        // SAFETY: the memory has the program's sizes, and the means may replace the gradients.
         let mut encode = || unsafe { backend.encode_exchange(&exchange, own.address, of_message.address) }.unwrap();
         let of_codes = Part { address: of_message.address + 512, bytes: of_message.bytes - 512 };
         let found = [sectors(Module::Exchange, to, &mut encode), sectors(Module::Exchange, of_codes, &mut encode)];

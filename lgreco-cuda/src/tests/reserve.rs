@@ -22,8 +22,8 @@ fn job(candidates: Candidates<'_>, rows: usize, cols: usize, dtype: Dtype) -> De
     DeviceJob { gradient: DeviceGradient::of_part(part, dtype, shape), candidates, stream: Stream::default() }
 }
 
-/// Returns jobs with these candidates. The largest layer is neither the first nor the last, and callers pass candidates
-/// that are not in ascending order.
+/// Returns jobs with these candidates. The largest layer is neither the first nor the last. Candidates need not be in
+/// ascending order.
 fn jobs(candidates: Candidates<'_>) -> Vec<DeviceJob<'_>> {
     [(300, 70, Dtype::F32), (64, 64, Dtype::Bf16), (700, 900, Dtype::F16), (130, 5, Dtype::F32)]
         .map(|(rows, cols, dtype)| job(candidates, rows, cols, dtype))
@@ -43,19 +43,18 @@ fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
     check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
 }
 
-/// Makes a call for all jobs and candidates. Ignores the results, which come from the simulated content of the device.
+/// Makes a call for all jobs and candidates. Ignores the results, because the device's content is simulated.
 fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
     if call == Call::Measure {
         let _ = backend.measure_device(jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()]);
-        // If a job fails, the call does not make requests that depend on the values of later jobs. So each job also
-        // runs alone.
+        // If a job fails, the call omits requests that depend on the values of later jobs. So each job also runs alone.
         for job in jobs {
             let _ = backend.measure_device(&[*job], &mut vec![0.0; job.candidates.len()]);
         }
     }
     for job in jobs {
         for setting in (0..job.candidates.len()).map(|index| job.candidates.setting(index).unwrap()) {
-            // With this number of positions, the decoding of TopK's payload seems to succeed.
+            // The device reports this number of positions, so that the decoding of TopK's payload succeeds.
             let kept = match setting {
                 Setting::TopK(top) => top.keep,
                 Setting::QuantisedTopK(top) => top.keep,
@@ -86,8 +85,8 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
     }
 }
 
-/// The values of all bytes that are read from the device. A call behaves as if all gradient values were zero, near the
-/// largest, or not finite, and makes further requests accordingly.
+/// Values for the bytes that calls read from the device. To a call, all gradient values seem to be zero, near the
+/// largest value, or not finite, so that the call makes the requests for these cases.
 const CONTENTS: [u8; 3] = [0, 0x7f, 0xff];
 
 fn make_all(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
@@ -127,7 +126,7 @@ fn what_is_reserved_is_what_calls_take() {
     }
 }
 
-/// The matrix is tall, so `P` is large. Encoders make `P` in the payload, so it needs no workspace.
+/// The matrix is tall, so `P` is large. Encoders make `P` in the payload, so `P` needs no workspace.
 #[test]
 fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let rows = 1 << 18;
@@ -136,7 +135,7 @@ fn encoders_of_powersgd_hold_no_factor_that_is_sent() {
     let bytes = |call| backend.workspace_bytes(&[job], &[call]).unwrap();
     let p = 4 * 4 * rows as u64;
     assert!(bytes(Call::EncodeToDevice) < p, "{}", bytes(Call::EncodeToDevice));
-    // Here the workspace includes the payload.
+    // For `encode_device`, the workspace includes the payload.
     assert!((p..2 * p).contains(&bytes(Call::Encode)), "{}", bytes(Call::Encode));
     assert!(bytes(Call::Measure) >= p);
 }

@@ -10,14 +10,15 @@ use std::collections::BTreeMap;
 struct Use {
     /// Registers per thread.
     registers: u32,
-    /// Static shared memory in bytes. For compute capability 9.0 and later, it includes 1,024 bytes that the system
-    /// reserves.
+    /// Static shared memory in bytes. For compute capability 9.0 and later, the number includes 1,024 bytes that the
+    /// system reserves.
     shared: u32,
     /// Bytes of local memory per thread: spilled registers, and arrays that do not fit into registers.
     local: u32,
 }
 
-/// The most that an ordinary kernel may use. With these limits, a multiprocessor can hold at least 32 warps.
+/// The largest resources that a kernel outside the list `MORE` may use. With these limits, a multiprocessor can hold at
+/// least 32 warps.
 const USUAL: Use = Use { registers: 64, shared: 8 << 10, local: 0 };
 
 /// Larger limits of registers and shared memory for some kernels.
@@ -48,8 +49,8 @@ const MORE: [(&str, u32, u32); 24] = [
     ("topk.cu/count_", 64, 34 << 10),
 ];
 
-/// Returns the limits of a kernel. Entries of `MORE` apply to a kernel of the same name or, if they end with `_`, to
-/// kernels with this prefix.
+/// Returns the limits of a kernel. An entry of `MORE` applies to the kernel of the same name. If the name in the entry
+/// ends with `_`, the entry applies to all kernels with this prefix.
 fn bound(kernel: &str) -> Use {
     let more = MORE.iter().find(|(name, ..)| kernel == *name || name.ends_with('_') && kernel.starts_with(name));
     more.map_or(USUAL, |&(_, registers, shared)| Use { registers, shared, local: 0 })
@@ -99,7 +100,7 @@ fn more_than_the_bounds_is_noticed() {
         let usual = excesses(&kernels, |kernel| if kernel.starts_with(name) { USUAL } else { bound(kernel) });
         assert!(usual.iter().any(|excess| excess.starts_with(name)), "{name} needs no bound of its own");
     }
-    // Plants a frame of 8 bytes into the machine code.
+    // Plants an error: a kernel's machine code gets a stack frame of 8 bytes.
     let mut cubin = shipped::code(Module::Magnitude, Architecture::Sass(90)).expect("code of these sources").to_vec();
     let frame = cubin.windows(4).position(|bytes| bytes == [SIZED, FRAME, 8, 0]).expect("a frame's size");
     cubin[frame + 8] = 8;
@@ -108,21 +109,23 @@ fn more_than_the_bounds_is_noticed() {
     assert_eq!(excesses(&planted, bound).len(), 1);
 }
 
-/// Attributes of the section `.nv.info`: a format, a number, and the length of the content. For these numbers the
-/// content is a symbol's index and a word.
+/// An attribute in the section `.nv.info` has a format, a number, and the length of its content. For the numbers below,
+/// the content is a symbol's index and a word.
 const SIZED: u8 = 4;
 const REGISTERS: u8 = 0x2f;
 const FRAME: u8 = 0x11;
 const LEAST_STACK: u8 = 0x12;
 
-/// A section: its name, its bytes, and its size. The size is larger than the bytes if the file does not store them.
+/// A section: its name, its bytes, and its size. The size is larger than the number of bytes if the file does not store
+/// the section's content.
 struct Section<'c> {
     name: &'c str,
     bytes: &'c [u8],
     size: u64,
 }
 
-/// Returns all kernels of a cubin (an object file of machine code), by name. `None` if the bytes are not a cubin.
+/// Returns the resources of all kernels in a cubin (an object file of machine code), by name. `None` if the bytes are
+/// not a cubin.
 fn read(cubin: &[u8]) -> Option<BTreeMap<String, Use>> {
     let sections = sections(cubin)?;
     let named = |name| sections.iter().find(|section| section.name == name).map(|section| section.bytes);
@@ -147,7 +150,7 @@ fn read(cubin: &[u8]) -> Option<BTreeMap<String, Use>> {
             continue;
         }
         let (payload, others) = rest.split_at_checked(size)?;
-        // Functions that a kernel calls have these attributes as well.
+        // Not only kernels but also functions that kernels call have these attributes.
         if let (REGISTERS | FRAME | LEAST_STACK, Some(index), Some(value)) =
             (attribute, word(payload, 0), word(payload, 4))
         {

@@ -1,5 +1,5 @@
-//! Tests that TopK's payloads do not depend on the sample. Edits make bounds that are too high, too low or far off, and
-//! samples are random.
+//! Tests that TopK's payloads do not depend on the sample. Edited kernels make bounds that are too high, too low or far
+//! off, and draw different samples.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::{layers, of};
@@ -23,18 +23,18 @@ pub(super) fn edited(flavour: Flavour, order: i32, from: &'static str, to: &'sta
 /// An edit with which hardly any values are sampled.
 const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.count / 512 + 1");
 
-/// Edits with which no layer takes the usual path.
+/// Edits with which no layer takes the kernels' usual path.
 const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
-    // All values reach the bound, and those of large layers do not fit into the memory for gathered values.
+    // All values reach the bound. In large layers, they do not fit into the memory for gathered values.
     ("lower.bin == NOWHERE ? 0 : min", "true ? 0 : min"),
-    // The k-th largest value is below the narrow bins, or above them.
+    // The k-th largest magnitude is below all narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),
     ("cut->base = least", "cut->base = 0; cut->bin = least"),
 ];
 
-/// Functions that make values of one kind from an index and a uniform random value.
+/// Functions that each make values of one kind, from an index and a uniform random value.
 pub(super) const KINDS: [fn(usize, f32) -> f32; 8] = [
     |_, x| x,
     |_, _| 0.0,
@@ -76,7 +76,7 @@ fn buckets_do_not_depend_on_the_bound_nor_on_the_bins() {
     }
 }
 
-/// Encodes payloads of one layer, in every type, that keep from one value to all values.
+/// Encodes payloads of one layer in every type. TopK keeps from one value to all values.
 #[test]
 fn nor_do_payloads_of_one_layer() {
     for (number, (from, to)) in some(ELSEWHERE.into_iter().chain([SMALL]).enumerate()) {
@@ -97,7 +97,7 @@ fn nor_do_payloads_of_one_layer() {
     }
 }
 
-/// Returns bell-shaped values, many more than the sample has.
+/// Returns values with a bell-shaped distribution, many more than the sample has.
 fn bells() -> Tensor {
     let size = 400_003;
     let bell: Vec<f32> = uniform(4 * size, 7).as_chunks::<4>().0.iter().map(|four| four.iter().sum()).collect();
@@ -111,7 +111,7 @@ fn check_bells(backend: &mut CudaBackend, keeps: &[u32]) {
     }
 }
 
-/// Payloads must stay the same if an edit removes the slow path.
+/// Payloads must stay the same if an edit removes the code in which a single block finds the k-th largest magnitude.
 #[test]
 fn a_layer_at_large_takes_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";
@@ -119,7 +119,7 @@ fn a_layer_at_large_takes_no_slow_way() {
     check_bells(&mut backend, &[400, 4000, 40_000, 200_000, 399_000, 400_003]);
 }
 
-/// Payloads must stay the same if an edit makes it impossible to read values again.
+/// Payloads must stay the same if an edit makes repeated reads of the gradient return zeros.
 #[test]
 fn what_may_be_kept_of_a_layer_at_large_has_room() {
     let again = "return uint2{u32(first) + i, __float_as_uint(value(offered.values, offered.dtype, first + i))};";

@@ -13,7 +13,7 @@ use lgreco::compress::Setting;
 use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
-/// The simulated device's memory is the CPU's.
+/// Reads and writes the simulated device's memory directly, because it is the CPU's memory.
 impl memory::Memory for Memory {
     fn new(bytes: u64) -> Self {
         Memory::new(bytes)
@@ -33,13 +33,13 @@ impl memory::Memory for Memory {
 
     unsafe fn read(address: u64, bytes: &mut [u8]) {
         let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller guarantees that the memory is valid.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     }
 
     unsafe fn write(address: u64, bytes: &[u8]) {
         let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller guarantees that the memory is valid.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
@@ -50,11 +50,11 @@ fn is_there() -> bool {
 }
 
 fn open<const SHARDED: bool>(members: &[Member], _: bool, world: u32) -> OnDevice<Memory, SHARDED> {
-    // The order of threads is another one for each number of ranks.
+    // For each number of ranks, threads run in a different order.
     OnDevice::new(backend(flavour(), world as i32 - 1).expect("g++, as before"), members)
 }
 
-/// Returns the members with few elements.
+/// Returns the suite's members (layers) with few elements.
 fn small(mut members: Vec<Member>) -> Vec<Member> {
     members.retain(|member| member.shape.elements() < 3000);
     members
@@ -108,9 +108,9 @@ fn no_race_is_found() {
     }
 }
 
-/// Runs several layers under PowerSGD, which share launches, and uncompressed layers, on two and three ranks. If
-/// `halves` is true, sums are bf16. If it is false, there is another layer, in which a block makes some columns one
-/// after another. In bf16, the sums of these columns may differ by more than the suite allows.
+/// Runs uncompressed layers and several layers under PowerSGD, which share launches, on two and three ranks. If
+/// `halves` is true, sums are bf16. If `halves` is false, there is one more layer, in which a block makes some columns
+/// one after another. In bf16, the sums of this layer's columns may differ by more than the suite allows.
 fn powersgds_under_the_race_check(halves: bool, edit: Option<Edit>) {
     let mut members = small(powersgds(Dtype::F32));
     if !halves {
@@ -163,7 +163,7 @@ fn damage_is_found_as_by_the_host() {
     }
 }
 
-/// The check that must find the fault.
+/// The check that must find a planted fault.
 #[derive(Clone, Copy, Debug)]
 enum Check {
     Steps,

@@ -19,7 +19,7 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     run("streams", test, variables)
 }
 
-/// Makes work that is enqueued in stream `later` from now on wait for the present work of stream `earlier`.
+/// Orders two streams: work that is enqueued in `later` after this call waits for the work that `earlier` has now.
 fn order(earlier: CUstream, later: CUstream) {
     let mut event = null_mut();
     // SAFETY: the pointer is valid for an event; the streams are alive.
@@ -31,7 +31,7 @@ fn order(earlier: CUstream, later: CUstream) {
 }
 
 /// Returns the gradient of `payload` in device memory, and its address. If `ordered`, the call waits for the copy to
-/// the device, so that later work of other streams runs after it.
+/// the device, so that later work of other streams runs after the copy.
 fn gradient_copied(ordered: bool) -> (DeviceGradient, u64) {
     let (address, values) = (device(4 * ROWS * COLS), uniform(ROWS * COLS, 1));
     let shape = Shape::new(ROWS, COLS).unwrap();
@@ -49,8 +49,8 @@ fn gradient() -> (DeviceGradient, u64) {
     gradient_copied(true)
 }
 
-/// Runs a test in the extreme orders. The test prints whether the second of two unordered operations runs before the
-/// first.
+/// Runs a test in the three extreme orders. The test prints whether the second of two unordered operations runs before
+/// the first operation.
 fn extremes(test: &str) {
     let texts = run_in_all_orders("streams", test, &[]);
     let expected = [("latest", true), ("others", false), ("earliest", false)];
@@ -84,8 +84,8 @@ fn is_received(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered:
     done && values(received, ROWS * COLS) == expected
 }
 
-/// Whether a payload is correct although another stream clears the gradient afterwards. If `ordered`, that stream waits
-/// for the encoder.
+/// Whether a payload is correct although another stream clears the gradient afterwards. If `ordered`, the stream that
+/// clears waits for the encoder.
 fn is_sent(backends: &mut [CudaBackend; 2], streams: [CUstream; 2], ordered: bool) -> bool {
     let ((gradient, address), expected) = (gradient(), payload(&qsgd(4)));
     let mut sent = vec![0; expected.len()];
@@ -117,7 +117,7 @@ fn two_streams() {
         assert!(is_received(&mut backends, streams, true) && is_sent(&mut backends, streams, true));
     }
     // Without an order between the streams, the first result is true if the decoder runs after the encoder. The second
-    // is true if the gradient is cleared after the encoder has run.
+    // result is true if the gradient is cleared after the encoder has run.
     let unordered = (is_received(&mut backends, streams, false), is_sent(&mut backends, streams, false));
     match std::env::var("FAKE_CUDA_ORDER").unwrap().as_str() {
         "latest" => assert_eq!(unordered, (false, true)),
@@ -127,8 +127,9 @@ fn two_streams() {
     }
 }
 
-/// Tests a fault that `examples/on_device` had in the past: it copied a payload on the null stream. The null stream
-/// does not wait for a backend's own stream, and a wait for the whole context does not order the two streams.
+/// Tests for a fault that `examples/on_device` had in the past: the example copied a payload on the null stream. The
+/// null stream does not wait for a backend's own stream, and a wait for the whole context does not order these two
+/// streams.
 #[test]
 fn copies_of_the_null_stream_that_wait_for_no_backend_are_found() {
     extremes("copied_after");
@@ -162,8 +163,8 @@ fn copied_after() {
     println!("reversed: {}", !is_copied(false));
 }
 
-/// Tests a similar fault in uploads. A copy from pageable memory may be unfinished when the call returns, and a
-/// backend's own stream does not wait for it.
+/// Tests for unordered uploads. A copy from pageable memory may be unfinished when the call returns, and a backend's
+/// own stream does not wait for the copy.
 #[test]
 fn uploads_that_no_backend_waits_for_are_found() {
     extremes("uploaded_before");
@@ -240,7 +241,7 @@ fn places() {
     let stream = trainer(0).1;
     let (mut event, words) = (null_mut(), device(8));
     let now = || values(words, 2).to_vec().into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    // SAFETY: there are two words, and the pointers are valid for handles.
+    // SAFETY: the memory has two words, and the pointers are valid for handles.
     unsafe {
         sys::cuEventCreate(&mut event, 0).result().unwrap();
         assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_SUCCESS, "never recorded");
@@ -272,7 +273,7 @@ fn pageable() {
     let (stream, word) = (trainer(0).1, device(4));
     let mut bits = 7u32;
     assert_eq!(state().pageable, 0);
-    // SAFETY: both have one word.
+    // SAFETY: source and target have one word each.
     unsafe { sys::cuMemcpyHtoDAsync_v2(word, (&raw const bits).cast(), 4, stream).result().unwrap() };
     assert_eq!(state().pageable, 1);
     bits += 1;
@@ -294,7 +295,7 @@ fn null_stream() {
     }
     let other = trainer(0).1;
     let (mut blocking, words) = (null_mut(), device(4));
-    // SAFETY: the pointer is valid for a stream, and there is a word.
+    // SAFETY: the pointer is valid for a stream, and the memory has one word.
     unsafe {
         sys::cuStreamCreate(&mut blocking, 0).result().unwrap();
         for stream in [blocking, other] {
@@ -312,7 +313,8 @@ fn null_stream() {
     }
 }
 
-/// Before staging writes a half again, it must wait until the device has read that half, and for nothing else.
+/// Before the staging memory writes a half again, it must wait until the device has read that half, and for no other
+/// work.
 #[test]
 fn staging_waits_for_the_half_that_it_writes() {
     for (mistake, expected) in
@@ -334,7 +336,7 @@ fn halves() {
     let stream = trainer(0).1;
     let target = device(3 * HALF);
     let mut staging = Staging::new(Cuda::load().unwrap(), HALF).unwrap();
-    // The third part goes through the same half of the staging memory as the first.
+    // The upload has three parts. The third part goes through the same half of the staging memory as the first part.
     let bytes: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; HALF]).collect();
     staging.upload(&bytes, target, stream).unwrap();
     let words = values(target, 3 * HALF / 4);
@@ -395,8 +397,8 @@ fn refusals() {
     }
 }
 
-/// If a call would have to allocate memory or load kernels during a capture, it returns an error, and the capture stays
-/// valid.
+/// A call that would have to allocate memory or load kernels during a capture must return an error, and must leave the
+/// capture valid.
 #[test]
 fn a_backend_spoils_no_capture() {
     with_the_fake("spoilt", &[]);
@@ -412,7 +414,7 @@ fn spoilt() {
     // SAFETY: the stream and its context stay alive.
     let backend = || unsafe { CudaBackend::with_stream(stream.cast()) };
     let mut early = backend().unwrap();
-    // This backend has workspace and a loaded module, but `early` has neither.
+    // After the next call, the backend `late` has workspace and a loaded module, but `early` has neither.
     let mut late = backend().unwrap();
     // SAFETY: the memory has as many values as the payload.
     unsafe { late.decode_to_device(&payload(&qsgd(2)), device(4 * ROWS * COLS)) }.unwrap();

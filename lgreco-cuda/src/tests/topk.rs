@@ -13,7 +13,7 @@ use lgreco::gradient::{Dtype, Gradient};
 use lgreco::rng::Stream;
 use lgreco_testing::backend::{Tensor, check_encode, check_rows, check_topk};
 
-/// Number of values, more than one counting block processes.
+/// Number of values. One block of the counting kernel processes fewer values.
 const LARGE: usize = (32 << 15) + 70_001;
 
 fn uniform(index: usize) -> f32 {
@@ -43,10 +43,10 @@ fn large_tensors() {
         check(&mut backend, &gradient, gradient.values().dtype());
     }
     check(&mut backend, &smooth.gradients()[0], Dtype::F16);
-    // Few different values, half of them zeros. The nonzero values are near the smallest f16.
+    // A tensor with few different values, of which half are zeros. The nonzero values are near the smallest f16.
     let coarse = |i: usize| if i.is_multiple_of(2) { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
     let coarse = Tensor::new(&(0..LARGE / 8).map(coarse).collect::<Vec<_>>(), LARGE / 8, 1);
-    // Magnitudes that differ too much for any window of exponents.
+    // A tensor whose magnitudes span very many exponents.
     let wide = |i: usize| bell(i) * 2f32.powi(i as i32 % 200 - 100);
     let wide = Tensor::new(&(0..LARGE / 8).map(wide).collect::<Vec<_>>(), LARGE / 8, 1);
     for (tensor, values) in [(&coarse, Dtype::F16), (&coarse, Dtype::F32), (&wide, Dtype::Bf16), (&wide, Dtype::F32)] {
@@ -54,8 +54,9 @@ fn large_tensors() {
     }
 }
 
-/// There are so many values that two sums exceed 32 bits: the rounding errors of a block, and the lower bits of all
-/// blocks in a bin. Half of the values share one bin, where both sums are largest. The other half is smooth.
+/// With so many values, two sums exceed 32 bits: a block's sum of rounding errors, and a bin's sum of lower bits over
+/// all blocks. Half of the values share one bin, where both sums are largest. The other half of the values is spread
+/// over many bins.
 #[test]
 fn sixteen_million_values() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
@@ -71,8 +72,8 @@ fn sixteen_million_values() {
     }
 }
 
-/// Rows of smooth values need no second pass over the values. So the numbers must stay the same if an edit makes the
-/// second pass find nothing.
+/// Rows of smoothly distributed values need no second pass over the values. So rows must stay the same if an edit makes
+/// the second pass find nothing.
 #[test]
 fn smooth_rows_take_one_pass() {
     let edit = Edit { module: Module::TopK, from: "if (slot == 0) {", to: "if (true) {" };
@@ -106,7 +107,7 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
 }
 
 /// Returns value `index` of bell-shaped values, many of which are equal. Every third value is rounded more coarsely, so
-/// more of these are equal. They do not lie at the start of bins.
+/// more of these values are equal. The coarser values do not lie at the start of bins.
 pub(super) fn with_ties(index: usize) -> f32 {
     let rounded = |unit: f32| (bell(index) / unit).round() * unit;
     if index.is_multiple_of(3) { rounded(1e-3) * 1.003 } else { rounded(1.0 / 8192.0) }
@@ -116,7 +117,7 @@ fn tensor() -> Tensor {
     Tensor::new(&(0..9000).map(with_ties).collect::<Vec<_>>(), 9000, 1)
 }
 
-/// Values of k. All except the first drop only few values, so that the kernels refine bins.
+/// Values of k. All k except the first drop only few values, so that the kernels refine bins.
 const KEEPS: [u32; 7] = [90, 8990, 8975, 8960, 8945, 8930, 8900];
 
 fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], JobError> {
@@ -179,7 +180,7 @@ fn lost_updates_are_found() {
     }
 }
 
-/// There are more equal magnitudes than a word with a count and a sum can hold.
+/// The tensor has more equal magnitudes than a word with a count and a sum can hold.
 #[test]
 fn full_words_are_emptied() {
     let values: Vec<f32> = (0..40_003).map(|i| [1.1, 1.3, -1.7][i % 3]).collect();
@@ -204,7 +205,7 @@ fn full_words_are_emptied() {
 #[ignore = "slow"]
 fn wrong_numbers_are_found() {
     let expected = decode(&mut Portable).unwrap();
-    // Also tests values with one exponent, of which all or all but one are kept.
+    // In a further tensor, all values have one exponent, and TopK keeps all values or all but one.
     let narrow = Tensor::new(&(0..9000).map(|i| 1.5 + uniform(i) / 1.01).collect::<Vec<_>>(), 9000, 1);
     let all_rows = |backend: &mut dyn Backend| {
         let of_narrow = |backend: &mut dyn Backend| {
@@ -238,7 +239,7 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Measures a row with refined bins. Returns whether it leaves zeros, which the next row needs.
+/// Measures a row with refined bins. Returns whether the kernels leave the zeros that the next row needs.
 fn leaves_zeros(backend: &mut CudaBackend, sent: Dtype) -> bool {
     row(backend, sent).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
@@ -271,7 +272,7 @@ fn rows_are_filled_with_zeros_unless_they_are_zeros() {
     let mut backend = CudaBackend::on(Box::new(device.reusing()));
     let expected = row(&mut backend, Dtype::F16).unwrap();
     let all = backend.gpu_mut().whole(Scratch::RowBins);
-    // Only sums are changed, because the kernels use counts as indices.
+    // The test spoils only sums, because the kernels use counts as indices.
     let spoil = |backend: &mut CudaBackend| backend.gpu_mut().write(&[1; 8 * 129 * 280], all).unwrap();
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected, "zeros that were left");
     spoil(&mut backend);
@@ -282,8 +283,8 @@ fn rows_are_filled_with_zeros_unless_they_are_zeros() {
     assert_eq!(row(&mut backend, Dtype::F16).unwrap(), expected);
 }
 
-/// Measures layers of all sizes and types, more than can share launches. Each row must have the same bits as if its
-/// layer were measured alone, and must agree with the core's.
+/// Measures layers of all sizes and types. There are too many layers to share launches. Each row must have the same
+/// bits as if its layer were measured alone, and must agree with the core's.
 #[test]
 fn layers_share_launches_and_have_the_bits_of_their_own() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
@@ -302,7 +303,7 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
         75..90 => Candidates::TopK { values: Dtype::Bf16, keeps: &keeps[layer] },
         _ => Candidates::TopK { values: Dtype::F32, keeps: &keeps[layer] },
     };
-    // For TopK in few bits, some adjacent layers have the same type, so they share more launches.
+    // Some adjacent layers have the same type, so that more layers share launches under TopK in few bits.
     let dtype = |layer: usize| if (60..75).contains(&layer) { layer / 3 % 3 } else { layer % 5 % 3 };
     let gradients: Vec<Gradient<'_>> = (0..100).map(|layer| tensors[layer].gradients()[dtype(layer)]).collect();
     let job = |layer: usize| DeviceJob {
@@ -338,8 +339,8 @@ fn layers_share_launches_and_have_the_bits_of_their_own() {
     assert!(rest.is_empty());
 }
 
-/// Encodes one layer after another. Most layers differ in length from the previous one. After each layer, a layer with
-/// a value that is not finite must be refused.
+/// Encodes one layer after another. Most layers differ in length from the previous layer. After each layer, the backend
+/// must refuse a layer with a value that is not finite.
 fn payloads_in_turn(backend: &mut CudaBackend) {
     for (turn, len) in [70_000usize, 3, 9001, 40_000, 40_000, 500].into_iter().enumerate() {
         let mut values: Vec<f32> =

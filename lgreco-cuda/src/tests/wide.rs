@@ -1,5 +1,5 @@
-//! Compares layers under TopK whose gathered values do not fit into their memory with the core. The layers keep too
-//! many values, or too many values are equal.
+//! Compares layers under TopK whose gathered values do not fit into their memory with the core. The gathered values do
+//! not fit if a layer keeps too many values, or if too many values are equal.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::of;
@@ -24,16 +24,16 @@ fn few(keep: u32, bits: u8) -> Setting {
     Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
-/// Returns values of k: some small ones, some around the largest k whose values are gathered, and larger ones up to all
-/// values.
+/// Returns values of k: some small, some around the largest k for which the kernels gather values, and some larger, up
+/// to all values.
 fn keeps(count: u32) -> [u32; 10] {
     let most = count / 4 - count / 32;
     [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
 }
 
-/// Returns the kinds of values of the sample tests, and four more: two magnitudes, few different 16-bit values,
-/// magnitudes that the bins of a sample cannot distinguish, and small values with a few large ones. In the last kind, a
-/// lower bin has no values in its upper powers of two.
+/// Returns the kinds of values of the sample tests, and four more. The first two are two magnitudes, and few different
+/// 16-bit values. The third kind has magnitudes that the bins of a sample cannot distinguish. The fourth kind is small
+/// values with a few large values, where a lower bin has no values in its upper powers of two.
 fn kinds() -> impl Iterator<Item = fn(usize, f32) -> f32> {
     let more: [fn(usize, f32) -> f32; 4] = [
         |i, x| if i.is_multiple_of(3) { x.signum() } else { 0.5 },
@@ -71,8 +71,8 @@ fn payloads_are_the_cores_at_any_k() {
     }
 }
 
-/// Among these layers, a single block finds the cut for only one kind. Such a layer keeps nearly all of its nonzero
-/// values, and the sample has hardly any of them.
+/// For only one kind of values, a single block must find the k-th largest magnitude. Layers of that kind keep nearly
+/// all of their nonzero values, and the sample has hardly any nonzero values.
 #[test]
 fn ties_take_no_slow_way() {
     let slow = "settle(top, offered, cut, spans, entries, room);\n            }";

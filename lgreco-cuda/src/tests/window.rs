@@ -21,7 +21,7 @@ fn means_norms_and_rows_are_the_hosts() {
     }
 }
 
-/// The race check must find no race, and must find a planted one.
+/// The race check must find no race in the kernels, and must find a planted race.
 #[test]
 fn no_races_are_found_until_one_is_planted() {
     let run = |edit| {

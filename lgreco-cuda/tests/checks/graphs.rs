@@ -22,13 +22,14 @@ impl Graph {
     /// capture.
     ///
     /// # Errors
-    /// The driver's errors, also for calls that a capture does not allow.
+    /// The driver's errors, including errors for calls that a capture does not allow.
     ///
     /// # Safety
     /// The stream is valid, and its context is current.
     pub unsafe fn capture(stream: CUstream, enqueue: impl FnOnce()) -> Result<Graph, DriverError> {
         let (mut operations, none) = (0, sys::CUgraphInstantiate_flags(0));
-        // SAFETY: the caller guarantees the stream. The graph is not needed once it is instantiated.
+        // SAFETY: the caller guarantees that the stream is valid. After the instantiation, the captured graph is no
+        // longer needed.
         unsafe {
             result::stream::begin_capture(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
             enqueue();
@@ -48,7 +49,7 @@ impl Graph {
     /// # Safety
     /// All memory that the graph uses is still valid, and the stream's context is current.
     pub unsafe fn launch(&self, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: the caller guarantees this.
+        // SAFETY: the caller guarantees that the graph's memory is valid and that the stream's context is current.
         unsafe { result::graph::launch(self.exec, stream) }
     }
 }
@@ -80,7 +81,7 @@ fn steps(
     let [mut memory, mut kept, mut values] = [bytes, offered.len() as u64, offered.len() as u64].map(Driven::new);
     kept.fill(&offered);
     let (from, to) = (kept.address(), values.address());
-    // SAFETY: the memory is large enough, lives as long as the bucket, and nothing else uses it.
+    // SAFETY: the memory is large enough and lives as long as the bucket, and no other work uses it.
     let mut bucket = unsafe { DeviceBucket::new(cuda, layers, config, memory.address()) }.expect("a bucket");
     // Means replace the gradients, so each step first copies the gradients again. With a single rank, the collectives
     // have nothing to do.
@@ -97,7 +98,7 @@ fn steps(
     });
     let mut seen = Vec::new();
     for number in 1..=3 {
-        // For the first layer, this makes the third step equal to the first, except for the random words.
+        // Without its residual, the first layer's third step equals its first step, except for the random words.
         if number == 3 {
             bucket.forget(cuda, 0).expect("nothing remembered");
         }
@@ -148,6 +149,6 @@ pub fn check_graphs() {
         }
     }
     drop(cuda);
-    // SAFETY: nothing uses the stream any more.
+    // SAFETY: no work uses the stream any more.
     unsafe { result::stream::destroy(stream) }.expect("a stream");
 }

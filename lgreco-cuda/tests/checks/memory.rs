@@ -4,7 +4,7 @@ use cudarc::driver::result::{self, DriverError};
 use lgreco_cuda::DeviceMemory;
 use lgreco_train::exchange::CollectiveError;
 
-/// Device memory with a guard area after it that nothing may write.
+/// Device memory followed by a guard area that no work may write.
 pub trait Memory: Sized {
     /// Allocates `bytes` bytes, aligned to 16. Each byte is 255, so that every value is NaN.
     fn new(bytes: u64) -> Self;
@@ -24,13 +24,13 @@ pub trait Memory: Sized {
     /// Reads device memory.
     ///
     /// # Safety
-    /// `address` is valid for `bytes.len()` bytes, and no enqueued work writes them.
+    /// `address` is valid for `bytes.len()` bytes, and no enqueued work writes this memory.
     unsafe fn read(address: u64, bytes: &mut [u8]);
 
     /// Writes device memory.
     ///
     /// # Safety
-    /// `address` is valid for `bytes.len()` bytes, and no enqueued work uses them.
+    /// `address` is valid for `bytes.len()` bytes, and no enqueued work uses this memory.
     unsafe fn write(address: u64, bytes: &[u8]);
 
     /// Copies device memory to the host, runs a collective on the copy, and copies the result back.
@@ -48,7 +48,7 @@ pub trait Memory: Sized {
         // SAFETY: `values` has the length of the memory, and the caller guarantees that the memory is valid.
         unsafe { Self::read(lent.address, bytemuck::cast_slice_mut(&mut values)) };
         let performed = collective(&mut values);
-        // SAFETY: as for the read above.
+        // SAFETY: `values` has the length of the memory, and the caller guarantees that the memory is valid.
         unsafe { Self::write(lent.address, bytemuck::cast_slice(&values)) };
         performed
     }
@@ -75,7 +75,7 @@ pub struct Driven {
 impl Memory for Driven {
     fn new(bytes: u64) -> Self {
         let bytes = bytes as usize;
-        // SAFETY: nothing reads it before it is written.
+        // SAFETY: nothing reads the memory before the write below.
         let address = unsafe { result::malloc_sync(bytes + BEHIND) }.expect("memory of the device");
         // SAFETY: just allocated.
         unsafe { Self::write(address, &vec![u8::MAX; bytes + BEHIND]) };
@@ -102,15 +102,15 @@ impl Memory for Driven {
 
     unsafe fn read(address: u64, bytes: &mut [u8]) {
         if !bytes.is_empty() {
-            // SAFETY: the caller guarantees this.
+            // SAFETY: the caller guarantees that the memory is valid and that no work writes it.
             unsafe { result::memcpy_dtoh_sync(bytes, address) }.expect("a copy from the device");
         }
     }
 
     unsafe fn write(address: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
-            // SAFETY: the caller guarantees this. The call may return before the copy has finished, and other streams
-            // do not wait for the copy. So this waits for the null stream.
+            // SAFETY: the caller guarantees that the memory is valid and unused. The copy may still be running after
+            // the call, and other streams do not wait for the copy. So `write` waits for the null stream.
             let written = unsafe { result::memcpy_htod_sync(address, bytes) }
                 .and_then(|()| unsafe { result::stream::synchronize(std::ptr::null_mut()) });
             written.expect("a copy to the device");

@@ -26,15 +26,15 @@ fn split(dtype: Dtype, has_factors: bool) -> Vec<Member> {
     members.map(|member| Member { setting: fitting(member.setting), dtype, ..member }).collect()
 }
 
-/// Returns the suite's layers in one type, without those under PowerSGD. There are two reasons. Sharded exchanges
-/// refuse PowerSGD. Also, the suite changes the seed, which needs a new bucket on the device, and the new bucket would
-/// not have the old factors.
+/// Returns the suite's layers in one type, without those under PowerSGD. PowerSGD is left out for two reasons. Sharded
+/// exchanges refuse PowerSGD. Also, the suite changes the seed, which needs a new bucket on the device, and the new
+/// bucket would not have the old bucket's factors.
 pub fn members_of(dtype: Dtype) -> Vec<Member> {
     split(dtype, false)
 }
 
-/// Returns all of the suite's layers in one type. For bf16, use this only with sums in f32. With sums in bf16, the
-/// rounding errors of factors and means may together exceed the suite's tolerance.
+/// Returns all of the suite's layers in one type. For bf16, use this function only with sums in f32. With sums in bf16,
+/// the rounding errors of factors and means may together exceed the suite's tolerance.
 pub fn all_members_of(dtype: Dtype) -> Vec<Member> {
     [split(dtype, true), split(dtype, false)].concat()
 }
@@ -48,8 +48,8 @@ fn few_of(layers: &[(Setting, usize, usize)]) -> Vec<Member> {
 }
 
 /// Returns layers under QSGD for tests of damaged messages, with one or two scales per bucket and with several buckets.
-/// No layer fills its last byte. All bodies have even lengths. So a test that damages every second byte also damages
-/// the last byte of each scale and of each body.
+/// No layer fills its last byte. The bodies of all payloads have even lengths, so a test that damages every second byte
+/// also damages the last byte of each scale and body.
 pub fn damaged_qsgd() -> Vec<Member> {
     let base = Qsgd { bits: 3, bucket: 64, ..Qsgd::default() };
     let min_max = Qsgd { bits: 5, scale: Scale::MinMax, rounding: Rounding::Nearest, ..base };
@@ -61,9 +61,9 @@ pub fn damaged_qsgd() -> Vec<Member> {
 }
 
 /// Returns layers of all methods for tests of damaged messages. TopK, with full values and in few bits, has every
-/// encoding of positions and also payloads without positions. Layers that are summed are included, because they must
-/// not get a mean if a message is damaged. PowerSGD has full rank, so that it leaves no residual. A residual would grow
-/// in failed steps.
+/// encoding of positions and also payloads without positions. The list includes summed layers, because they must not
+/// get a mean if a message is damaged. PowerSGD has full rank, so that it leaves no residual. In failed steps, a
+/// residual would grow.
 pub fn damaged() -> Vec<Member> {
     few_of(&[
         (Setting::TopK(TopK { keep: 20, values: Dtype::F32 }), 290, 1),
@@ -92,8 +92,8 @@ fn place_of(parts: &[Member], byte: usize) -> usize {
     panic!("byte {byte} of {of_host}")
 }
 
-/// Returns whether the header of a message reports no fault, and the message's payloads. `parts` are the layers in the
-/// message.
+/// Returns two results: whether the header of a message reports no fault, and the message's payloads. `parts` are the
+/// layers in the message.
 fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
     let (mut at, mut payloads) = (HEAD, Vec::new());
     for Member { setting, shape, dtype, .. } in parts {
@@ -105,7 +105,7 @@ fn read(parts: &[Member], message: &[u8]) -> (bool, Vec<u8>) {
     (message[..4] == [0; 4], payloads)
 }
 
-/// A rank's bucket. The first step creates the bucket, because the rank is unknown before.
+/// A rank's bucket. The first step creates the bucket, because the rank is unknown until then.
 pub struct OnDevice<M, const SHARDED: bool> {
     cuda: CudaBackend,
     members: Vec<Member>,
@@ -182,7 +182,7 @@ impl<M: Memory, const SHARDED: bool> Bucket for OnDevice<M, SHARDED> {
         assert_eq!(before.step, moment.step);
         self.gradients.fill(&gradients.concat());
         let (bucket, ..) = self.made.as_mut().unwrap();
-        // SAFETY: the memory is large enough, and nothing else uses it until the step has ended.
+        // SAFETY: the memory is large enough, and no other work uses it until the step has ended.
         unsafe { bucket.submit(&mut self.cuda, self.gradients.address()) }.unwrap();
         // SAFETY: the previously requested collective is done.
         while let Some(request) = unsafe { bucket.next(&mut self.cuda) }.unwrap() {

@@ -9,7 +9,7 @@ use lgreco_cuda::{CudaBackend, DeviceJob, DeviceWindow};
 use lgreco_testing::backend::Tensor;
 use lgreco_testing::powersgd::uniform;
 
-/// The shapes of the layers. One layer has no elements, and one takes several blocks.
+/// The shapes of the layers. One layer has no elements, and another layer takes several blocks.
 const SHAPES: [(usize, usize); 5] = [(61, 47), (5, 1), (0, 7), (130, 509), (1, 1)];
 /// Largest accepted relative difference between errors in rows.
 const ROWS: f64 = 1e-4;
@@ -57,21 +57,21 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn window<M: Memory>(backend: &mut CudaBackend, dtype: Dtype, address: u64) -> (DeviceWindow, Vec<Vec<f32>>) {
     let layers = layers(dtype);
     let mut means: Vec<Vec<f32>> = SHAPES.iter().map(|(rows, cols)| vec![0.0; rows * cols]).collect();
-    // SAFETY: the memory has the window's size, and the gradients live until the stream has been waited for.
+    // SAFETY: the memory has the window's size, and the gradients live until the host has waited for the stream.
     unsafe {
         let window = backend.begin_window(&layers, address).expect("memory of the window's");
         for step in 1..=3 {
             let tensors = tensors(step);
             let held = tensors.iter().map(|tensor| {
                 let bytes: &[u8] = with_elements!(of(tensor, dtype).values(), values => bytemuck::cast_slice(values));
-                // The gradient's address is a multiple of 4, but of no larger power of 2.
+                // The gradient's address is a multiple of 4, but not of 8.
                 let mut memory = M::new(4 + bytes.len() as u64);
                 memory.fill(&[&[0; 4], bytes].concat());
                 memory
             });
             let mut held: Vec<M> = held.collect();
             let first = usize::from(step == 2);
-            // Observes the layers in two calls, in reverse order, as in DDP's buckets.
+            // The test observes the layers in two calls, in reverse order, as DDP's buckets do.
             let seen: Vec<(usize, u64)> =
                 (first..layers.len()).rev().map(|layer| (layer, held[layer].address() + 4)).collect();
             let (one, other) = seen.split_at(2);
