@@ -109,7 +109,7 @@ void catch_up() {
     now.ep = ep;
     block_of.resize(ep - first_ep + 1, block);
 }
-// The release that an atomic of this thread makes, or null.
+// The release that an atomic operation of thread `me` makes, or null.
 Shared release_by(int me) {
     const Thread& t = now.threads[size_t(me)];
     if (t.ep != now.ep) return now.release;
@@ -119,7 +119,7 @@ Shared release_by(int me) {
     own->before = now.ep;
     return own;
 }
-// Whether this thread has acquired the release.
+// Whether thread `me` has acquired the release `s`.
 bool is_acquired(const Seen& s, int me) {
     const Thread& t = now.threads[size_t(me)];
     return s.fenced || s.ep < t.ep || (s.thread == me && s.fences < t.fences);

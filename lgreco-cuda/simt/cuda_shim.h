@@ -369,7 +369,7 @@ SHIM_NOSAN inline std::string run(dim3 g, dim3 b, std::vector<uint64_t> chosen, 
     std::vector<char*> stacks;
     for (size_t i = resident; i-- > 0;) stacks.push_back(S.pool + i * n * STACK);
     for (size_t next = 0; next < blocks.size() || running > 0;) {
-        // The last block begins when all others are done.
+        // The last block begins when all other blocks are done.
         bool may = next + 1 < blocks.size() ? running < resident : next < blocks.size() && running == 0;
         if (may) {
             if (running > 0) {

@@ -124,7 +124,7 @@ struct Stream {
 
 struct Event {
     Context* context;
-    // The recorded point of a stream. It is empty until the event is recorded.
+    // The recorded point of a stream, or empty if the event was never recorded.
     Point at;
     bool captured;
     // Time at which the stream reached the event, in nanoseconds.
@@ -408,7 +408,7 @@ static int record(const std::shared_ptr<Event>& event, const std::shared_ptr<Str
     return 0;
 }
 
-// Later operations in the stream wait for the event.
+// Makes later operations in the stream wait for the event.
 static int come_after(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event>& event) {
     if (!event || !stream) return INVALID_HANDLE;
     if (stream->capture) return event->captured ? 0 : CAPTURE_ISOLATION;
@@ -465,15 +465,15 @@ static bool is_device(int device) { return device >= 0 && device < number("FAKE_
         __VA_ARGS__;                                                        \
         return 0;                                                           \
     }
-// A call that frees something in the current context. The call frees it even if the context has failed.
+// Defines a driver call that frees an object in the current context, even if the context has failed.
 #define FREEING(name, parameters, ...) \
     CALL(name, parameters, Context* here; if (int code = current(&here)) return code; __VA_ARGS__; return here->failed)
-// A call that needs a current context.
+// Defines a driver call that needs a current context.
 #define IN_CONTEXT(name, parameters, ...) FREEING(name, parameters, if (here->failed) return here->failed; __VA_ARGS__)
-// A call that is not allowed while any stream is captured.
+// Defines a driver call that is not allowed while any stream is captured.
 #define UNCAPTURED(name, parameters, ...) \
     IN_CONTEXT(name, parameters, if (int code = unless_capturing()) return code; __VA_ARGS__)
-// A call that enqueues its last argument as an operation.
+// Defines a driver call that enqueues the macro's last argument as an operation.
 #define ENQUEUED(name, parameters, before, ...)                                                                   \
     IN_CONTEXT(name, parameters, auto to_stream = stream_of(stream, here); if (!to_stream) return INVALID_HANDLE; \
                Context* owner = to_stream->context; last_stream = stream;                                         \

@@ -123,8 +123,8 @@ impl CudaBackend {
     }
 
     /// Bytes of the workspace: device memory that the backend holds between calls. The workspace grows with the largest
-    /// layer. Under PowerSGD, and under TopK in few bits, it also grows with the number of layers, up to 512 MiB plus
-    /// one layer for each of these methods. [`reserve`](CudaBackend::reserve) allocates the workspace beforehand.
+    /// layer. Under PowerSGD and TopK in few bits, it also grows with the number of layers. Each of these methods takes
+    /// at most 512 MiB plus one layer. [`reserve`](CudaBackend::reserve) allocates the workspace beforehand.
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }
@@ -161,8 +161,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason. With `job: None`: [`Length`](lgreco::Error::Length) unless `rows` has
-    /// one element per candidate, and errors of the device.
+    /// The number and the error of the first job that fails. With `job: None`: [`Length`](lgreco::Error::Length) unless
+    /// `rows` has one element per candidate, and errors of the device.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work(jobs), rows)
     }

@@ -173,7 +173,7 @@ pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Resul
     Err(lgreco::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
 }
 
-/// Done: [`Compressor::encode`] for values on the host or the device.
+/// Done: like [`Compressor::encode`], but for values on the host or the device.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -201,8 +201,8 @@ pub(crate) fn encode(
 }
 
 /// Enqueued for QSGD, done for other methods: decodes `bytes`, parsed as `payload`, into the f32 values of `target`.
-/// Returns `false` if the core must decode instead. The core decodes if there is no kernel for the method or the size,
-/// if the payload has no values, or if no encoder can have written the payload.
+/// Returns `false` if the core must decode instead. The core decodes in three cases: no kernel supports the method or
+/// the size, the payload has no values, or no encoder can have written the payload.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;

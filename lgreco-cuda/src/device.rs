@@ -19,7 +19,7 @@ impl Part {
         Part { address: self.address + at, bytes }
     }
 
-    /// The bytes from `at` to the end.
+    /// The bytes of this part from `at` to the end.
     pub(crate) fn from(self, at: u64) -> Part {
         self.cut(at, self.bytes - at)
     }

@@ -17,9 +17,9 @@ use lgreco::gradient::{Dtype, Shape};
 use lgreco::rng::Stream;
 
 impl CudaBackend {
-    /// Enqueued: [`Backend::encode`](lgreco::backend::Backend::encode) from device memory to device memory. Returns the
-    /// payload's length. Later, [`check`](CudaBackend::check) says whether the gradient could be compressed. Work that
-    /// is enqueued after this call may overwrite the gradient.
+    /// Enqueued: like [`Backend::encode`](lgreco::backend::Backend::encode), but from device memory to device memory.
+    /// Returns the payload's length. Later, [`check`](CudaBackend::check) says whether the gradient could be
+    /// compressed. Work that is enqueued after this call may overwrite the gradient.
     ///
     /// ```no_run
     /// use lgreco::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -116,8 +116,8 @@ impl CudaBackend {
     }
 
     /// Enqueued: decodes a payload at the device address `payload` into f32 values at the address `values`, a multiple
-    /// of 4. A payload that does not begin at a multiple of 4 is first copied to the workspace. This is common if the
-    /// payloads of several workers lie one after another. The payload must come from
+    /// of 4. A payload that does not begin at a multiple of 4 is first copied to the workspace. Most payloads begin
+    /// elsewhere if the payloads of several workers lie one after another. The payload must come from
     /// [`encode_to_device`](CudaBackend::encode_to_device), on any worker, for a gradient of this shape under this
     /// setting. If the payload has other bytes, the decoded values are arbitrary, or [`check`](CudaBackend::check)
     /// reports an error. The call does not read the payload's header.

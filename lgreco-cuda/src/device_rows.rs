@@ -46,7 +46,7 @@ impl CudaBackend {
     /// the device nor reads a gradient.
     ///
     /// # Errors
-    /// The first job that is invalid regardless of its values.
+    /// The number and the error of the first job that is invalid whatever its values are.
     ///
     /// # Complexity
     /// The cost of enqueuing the jobs.
@@ -60,9 +60,9 @@ impl CudaBackend {
     /// memory. The results go to `results`. The caller copies the results to the host, for example to page-locked
     /// memory with an event after the copy. Then [`read_rows`](CudaBackend::read_rows) makes the rows from the copy.
     ///
-    /// The call waits in three cases. The first call of a backend loads kernels. A call that uploads more bytes of
-    /// tables than every earlier call enlarges the page-locked memory to twice that number. A call also waits while the
-    /// page-locked memory is full of tables that the device has not read.
+    /// The call waits in three cases. The first call of a backend waits because it loads kernels. A call that uploads
+    /// more bytes of tables than every earlier call enlarges the page-locked memory to twice that number. A call also
+    /// waits while the page-locked memory is full of tables that the device has not read.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceJob, DeviceJobError};

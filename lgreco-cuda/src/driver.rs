@@ -326,7 +326,7 @@ impl Device for Driver {
 
     fn set(&mut self, word_at: Part, word: u32) -> Result<()> {
         let _current = self.enter()?;
-        // SAFETY: every part is valid memory. This part has the size and the alignment of a word.
+        // SAFETY: every part is valid memory. `word_at` has the size and the alignment of a word.
         Ok(unsafe { self.cuda.cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) }?)
     }
 

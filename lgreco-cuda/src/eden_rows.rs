@@ -1,8 +1,8 @@
 //! EDEN's rows: launches of `eden_rows.cu`.
 //!
 //! The kernel rotates an EDEN block once. Then 64 threads measure each bit width, four widths at a time. The kernel
-//! adds up errors in the core's order. Like the core, the kernel measures an EDEN block by decoding it in two cases:
-//! the block has fewer than 256 values, or its error is close to the rounding error of f32.
+//! adds up errors in the core's order. Like the core, the kernel measures some EDEN blocks by decoding. These are
+//! blocks of fewer than 256 values, and blocks whose error is close to the rounding error of f32.
 
 use crate::Result;
 use crate::device::Part;

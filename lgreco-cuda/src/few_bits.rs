@@ -2,12 +2,12 @@
 //!
 //! The error of dropped values is measured as for TopK with full values. Five launches write the values that the
 //! largest k keeps, as in a payload. Four more launches measure all k from the written values. For each k, these
-//! launches first find the cut, which is the k-th largest magnitude. They then sort the values that this k keeps into
-//! the bins of its codes. All layers and all values of k share the launches, up to a limit on the workspace.
+//! launches first find the cut, which is the k-th largest magnitude. For each k, the launches then sort the kept values
+//! into the bins of the codes. All layers and all values of k share the launches, up to a limit on the workspace.
 //!
 //! The bins of TopK with full values cannot replace these launches, because an error from these bins assumes that
-//! values are evenly spread within a bin. Such errors would be up to 0.4 % off, and some plans would change: in the
-//! plan for the built-in sample, 2 of 15 layers would get other settings.
+//! values are evenly spread within a bin. Errors would be up to 0.4 % off, and some plans would change. In the plan for
+//! the built-in sample, 2 of 15 layers would get other settings.
 
 use crate::Result;
 use crate::device::Part;

@@ -289,8 +289,8 @@ const fn sums() -> u64 {
 
 #[cfg(test)]
 thread_local! {
-    /// In tests, this number replaces the results of [`most`] and [`sums`]. It is small, so that blocks loop and
-    /// launches are split even for small tensors.
+    /// In tests, this number replaces the results of [`most`] and [`sums`]. The number is small, so that blocks loop
+    /// and launches are split even for small tensors.
     pub(crate) static MOST: std::cell::Cell<u64> = const { std::cell::Cell::new(3) };
 }
 

@@ -1,8 +1,8 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
-//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. It also takes
-//! gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For gradients in
-//! device memory, only payloads and rows of the error table are copied to the host.
+//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. The backend also
+//! takes gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For gradients
+//! in device memory, only payloads and rows of the error table are copied to the host.
 //!
 //! Building needs no CUDA. The driver, of CUDA 12 or later, is loaded at run time, and the crate contains compiled
 //! kernels. If the driver or a device is missing or unsuitable, the error of [`CudaBackend::new`] says so.
@@ -61,9 +61,9 @@
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
 //! | `simt/fake_*.cpp` | simulated driver and NCCL for tests |
 //!
-//! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: they check that no
-//! registers spill, that the number of registers is within bounds, and that rounding and fences are as in the sources.
-//! The conformance suite makes the same launches on the CPU, in several orders of threads and blocks. For this, g++
+//! Four independent checks of the kernels need no GPU. Tests read the shipped machine code and PTX: no registers may
+//! spill, the number of registers must be within bounds, and rounding and fences must be as in the sources. The
+//! conformance suite makes the same launches on the CPU, in several orders of threads and blocks. For this, g++
 //! compiles the kernels' files against a shim. The shim's race check and the sanitizers also check the kernels on the
 //! CPU. Tests with a simulated driver library run the code of `driver.rs`. For each check, tests plant faults that the
 //! check must find.
@@ -78,12 +78,12 @@
 //!   (products with factors) and `orthonormal.cu` (orthonormal columns of factors).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the `.cu` file, and the list `FIELDS`
 //!   of these fields for a test. The functions of `NAME.rs` ask `Gpu` for parts of the workspace (`Scratch`: one
-//!   purpose at a time, content undefined). They launch `Kernel { module, entry }` with the parameters, followed by the
-//!   addresses of parts of memory. A block has `BLOCK` threads; `gpu::blocks` gives the number of blocks for a number
-//!   of threads. The host downloads nothing between the launches.
-//! * `rows.rs`: the number of result words, `check`, `row` (enqueues) and `take_row` (makes the row from the results).
-//!   The first result word has the bits of the largest magnitude, at least if this magnitude is not finite. `codec.rs`:
-//!   `header`, `enqueue`, `check` and `decode`.
+//!   purpose at a time, content undefined). The functions launch `Kernel { module, entry }` with the parameters,
+//!   followed by the addresses of parts of memory. A block has `BLOCK` threads; `gpu::blocks` gives the number of
+//!   blocks for a number of threads. The host downloads nothing between the launches.
+//! * `rows.rs`: the number of result words of a row, `check`, `row` (enqueues) and `take_row` (makes the row from the
+//!   results). The first result word has the bits of the largest magnitude, at least if this magnitude is not finite.
+//!   `codec.rs`: `header`, `enqueue`, `check` and `decode`.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The test device allocates
 //!   memory anew for every part, with exactly the part's size, so that the sanitizers find accesses outside a part. The
 //!   test device fills new memory with arbitrary content, so that reads of undefined memory are visible in results.

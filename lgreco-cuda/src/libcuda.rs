@@ -1,9 +1,9 @@
 //! The functions of the driver's library, which is loaded at run time.
 //!
-//! cudarc could load these functions as well, but this crate uses only cudarc's types, for two reasons. cudarc tries
-//! `libcuda.so` before `libcuda.so.1`, but `libcuda.so` may be a stub for linkers. cudarc also treats result codes as a
-//! Rust enum, so an unknown code of a newer driver would be undefined behaviour. This crate treats result codes as
-//! integers.
+//! The crate cudarc could load these functions as well, but this crate uses only cudarc's types, for two reasons.
+//! First, cudarc tries `libcuda.so` before `libcuda.so.1`, but `libcuda.so` may be a stub for linkers. Second, cudarc
+//! treats result codes as a Rust enum, so an unknown code of a newer driver would be undefined behaviour. This crate
+//! treats result codes as integers.
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "functions are the driver's")]
 
 use crate::{Error, Result};

@@ -23,7 +23,7 @@ pub(crate) struct Pending {
     pub(crate) calls: Vec<Enqueued>,
     /// The memory of the statuses. All statuses after the first `given` are zeros.
     pub(crate) statuses: Option<Part>,
-    /// Number of statuses given to calls since the last check. This number includes the status of a call that failed;
+    /// Number of statuses given to calls since the last check. The number includes the status of a call that failed;
     /// `calls` does not include that call.
     given: usize,
 }

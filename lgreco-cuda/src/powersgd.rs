@@ -1,11 +1,12 @@
 //! PowerSGD: launches of `powersgd.cu`, for many matrices at once.
 //!
-//! CholeskyQR, run twice, makes the columns of a factor orthonormal. It takes four launches for any rank. The core
-//! orthonormalises panels of columns, and lgreco-wgpu one column after another, which would take six launches per
-//! column here. CholeskyQR needs f64, which WGSL lacks. It squares the condition number, which does no harm in f64 if
-//! the factors are f32. If the linear dependence of columns grew exponentially, Gram–Schmidt would find more
-//! independent columns. Products of a matrix with random columns have no such dependence. In tests, rows of
-//! rank-deficient, Hilbert, Vandermonde and other ill-conditioned matrices agree with the core's.
+//! CholeskyQR, run twice, makes the columns of a factor orthonormal. CholeskyQR takes four launches for any PowerSGD
+//! rank. The core orthonormalises panels of columns, and lgreco-wgpu one column after another, which would take six
+//! launches per column here. CholeskyQR needs f64, which WGSL lacks. CholeskyQR squares the condition number, which
+//! does no harm in f64 if the factors are f32. If the linear dependence of columns grew exponentially, Gram–Schmidt
+//! would find more independent columns. In products of a matrix with random columns, dependence does not grow in this
+//! way. In tests, rows of rank-deficient, Hilbert, Vandermonde and other ill-conditioned matrices agree with the
+//! core's.
 //!
 //! An encoder with one iteration reads the matrix twice: once for `P` and the largest magnitude, and once for `Q`. The
 //! encoder makes `P` from the unscaled matrix, because the scale does not change the orthonormal columns. If the
@@ -374,7 +375,7 @@ fn of_one(shape: Shape, rank: u32) -> Params {
 }
 
 /// Enqueued: decodes a payload with a checked header into `target`. The two words of `status` must be zeros before the
-/// call. They stay zeros if both factors and their product are finite.
+/// call. `status` stays zero if both factors and their product are finite.
 pub(crate) fn decode(gpu: &mut Gpu, rank: u32, payload: Part, shape: Shape, target: Part, status: Part) -> Result<()> {
     let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);

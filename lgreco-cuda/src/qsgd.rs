@@ -5,9 +5,9 @@
 //! error-table row for both 1 bit and larger widths takes two reads. Codes of 1 bit have no sign, so their grid differs
 //! from that of the other widths. A CUDA block holds 4096 values in shared memory and finds the grids of their buckets.
 //! Then the block computes the errors of a row when measuring, or the codes when encoding. The sum of the expected
-//! errors of n values has a closed form: n/4 − Σ (f − 1/2)², in units of the squared distance between two levels. Here
-//! f is the position of a value between its two levels, from 0 to 1. Rounding changes this sum by up to 2^-24 units per
-//! value.
+//! squared errors of n values has a closed form: n/4 − Σ (f − 1/2)². Its unit is the squared distance between two
+//! levels, and f is the position of a value between its two levels, from 0 to 1. Rounding changes this sum by up to
+//! 2^-24 units per value.
 //!
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.

@@ -21,8 +21,8 @@
 //! narrow, a single block finds the cut: the k-th largest magnitude. If the bound is too high, or gathered values do
 //! not fit, this block alone reads all values three times. If only the bin is not narrow, this block reads the gathered
 //! values. The bin can be too wide in layers so small that the sample has hardly any of the k largest values. For TopK
-//! in few bits, one block may read the kept values once more: if a bin of a code spans seven powers of two or more, and
-//! the bin has no values in the upper four of these powers.
+//! in few bits, one block may read the kept values once more. This happens if the bin of a code spans seven or more
+//! powers of two, and has no values in the upper four.
 
 use crate::Result;
 use crate::device::Part;
@@ -118,7 +118,8 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
 /// The kernel that checks the payloads of all exchanges, with or without layers under TopK.
 pub(crate) const CHECK: Kernel = kernel("check_payloads");
 
-/// The other kernels that an exchange launches from this module. They are loaded before the first step.
+/// The other kernels that an exchange launches from this module. The exchange loads these kernels before the first
+/// step.
 pub(crate) const KERNELS: [Kernel; 7] = [
     kernel("sample"),
     kernel("offer"),

@@ -159,7 +159,7 @@ impl Top {
     }
 }
 
-/// Number of values per span. The kernels use the same number.
+/// Number of values per span, the unit of work of a block. The kernels use the same number.
 const SPAN: u64 = 4096;
 /// Number of windows per span. The kernels use the same number.
 const WINDOWS: u64 = 4;
@@ -181,8 +181,8 @@ const ALIGN: u64 = 16;
 /// Returns the number of entries (gathered values) for which a layer gets memory. A layer of up to eight spans gets
 /// memory for all its values. A larger layer gets memory for k values, a 32nd of the layer, and a margin. The margin is
 /// nine standard deviations of the sampling error: the number of the k largest values in a sample of a sixteenth is
-/// random. If k plus the 32nd exceeds a quarter of the layer, the layer gets no memory, because entries of 8 bytes
-/// would take more than 2 bytes per element.
+/// random. If k plus the 32nd exceeds a quarter of the layer, the layer gets no memory. The entries of 8 bytes would
+/// otherwise take more than 2 bytes per element.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {
@@ -206,7 +206,8 @@ pub(crate) struct Tops {
     room: u64,
     /// Number of layers that send codes in few bits.
     few: u32,
-    /// Numbers of layers, of spans and of chunks that this rank averages. These come first in the tables.
+    /// Numbers of layers, of spans and of chunks that this rank averages. In the tables, the layers that this rank
+    /// averages come first.
     pub(crate) own: [u32; 3],
 }
 

@@ -41,7 +41,7 @@ use std::time::Instant;
 const CALLS: usize = 8;
 /// Largest accepted relative difference between an error in a row and the CPU's error.
 const ROWS: f64 = 1e-4;
-/// Largest accepted norm of the difference of two matrices, relative to the norm of one of them.
+/// Largest accepted norm of the difference of two matrices, relative to the norm of the expected matrix.
 const NORM: f64 = 1e-4;
 /// Bound on the relative rounding error of a bf16 value.
 const SENT: f32 = 1.0 / 256.0;
@@ -158,7 +158,7 @@ fn run(chosen: &[String]) -> Outcome<bool> {
     tell()?;
     enter(0)?;
     let few = is_few()?;
-    // This backend keeps the kernels loaded, so that later backends do not load them again.
+    // The backend `_modules` keeps the kernels loaded, so that later backends do not load them again.
     let _modules = CudaBackend::new(0)?;
     let (mut bench, mut failed) = (None, Vec::new());
     for (name, section) in SECTIONS.iter().filter(|(name, _)| chosen.is_empty() || chosen.iter().any(|of| of == name)) {
@@ -301,7 +301,7 @@ fn eden(_: Shape) -> Setting {
 
 type SettingOf = fn(Shape) -> Setting;
 
-/// Name and setting of every method that is measured.
+/// Name and setting of each measured method.
 const METHODS: [(&str, SettingOf); 7] = [
     ("QSGD, 4 bits", qsgd),
     ("QSGD, 8 bits", |_| Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() })),

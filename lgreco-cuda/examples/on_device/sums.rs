@@ -32,7 +32,7 @@ impl Bench {
         })?;
         let outcome = self.backend.exchange_outcome(&exchange)?;
         assert!((outcome.failed, outcome.fault) == (0, None), "{outcome:?}");
-        // Only the first layer is checked. Its factors are at the start of the sums.
+        // Only the first layer is checked. The first layer's factors are at the start of the sums.
         let &(shape, setting) = layers.first().ok_or("no layer")?;
         let values = shape.elements();
         let means = self.read(self.other.at(), values)?;

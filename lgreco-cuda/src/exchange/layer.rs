@@ -11,7 +11,8 @@ use lgreco::compress::quantised_topk;
 use lgreco::compress::wire::HEADER_LEN;
 use lgreco::gradient::Shape;
 
-/// Sizes and status of an exchange, in device memory. It has the layout of the struct `Program` in `program.cu`.
+/// Sizes and status of an exchange, in device memory. This struct has the layout of the struct `Program` in
+/// `program.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Program {

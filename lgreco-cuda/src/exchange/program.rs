@@ -101,9 +101,9 @@ pub(super) struct Piece {
 pub struct ExchangeProgram {
     pub(super) head: Program,
     pub(super) layers: Vec<Layer>,
-    /// The layer of each span under QSGD.
+    /// The layer of each span of 4096 values under QSGD.
     pub(super) layer_of: Vec<u32>,
-    /// The layer of each span under EDEN.
+    /// The layer of each span of 4096 values under EDEN.
     pub(super) rotated_of: Vec<u32>,
     pub(super) tops: Tops,
     pub(super) params: Params,

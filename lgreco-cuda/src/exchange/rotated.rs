@@ -30,7 +30,7 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::ExchangeEden, entry }
 }
 
-/// The kernels of this module. They are loaded before the first step.
+/// The kernels that this module launches. They are loaded before the first step.
 pub(super) const KERNELS: [Kernel; 3] = [kernel("encode_offered"), kernel("check_rotated"), kernel("average_rotated")];
 
 /// Enqueued: launches a kernel for `pieces` pieces of work. The kernel's arguments are the exchange's tables and then

@@ -1,7 +1,7 @@
 //! Tests layers of more than 2^31 elements. Nearly all elements are zeros, in pages that take no physical memory. In
-//! large grids, only the first and the last blocks run. The other blocks would write only zeros, which the memory
-//! already contains. In some kernels the last block waits for all other blocks; the tests edit these kernels so that it
-//! waits for fewer blocks.
+//! large grids, only the first and the last blocks run. All blocks between them would write only zeros, which the
+//! memory already contains. In some kernels the last block waits for all other blocks; the tests edit these kernels so
+//! that it waits for fewer blocks.
 #![allow(unsafe_code)]
 
 use super::exchange::{bits, narrowed};
@@ -27,16 +27,16 @@ const QSGD: Qsgd = Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding:
 
 pub(super) const FIRST: Qsgd = Qsgd { bits: 2, ..QSGD };
 
-/// Number of nonzero values. They are the last values of the layer.
+/// Number of nonzero values at the end of the layer.
 const TAIL: usize = 1 << 20;
 /// Number of all values.
 pub(super) const ALL: usize = (1 << 31) + TAIL;
 
 /// Grids of more blocks than this run only their first and last blocks.
 const LARGE: u64 = 3000;
-/// In larger grids, the number of first blocks that run. They process this rank's own shards.
+/// In larger grids, the number of first blocks that run. The first blocks process this rank's own shards.
 const FIRST_BLOCKS: u64 = 16;
-/// In larger grids, the number of last blocks that run. They process the nonzero values.
+/// In larger grids, the number of last blocks that run. The last blocks process the nonzero values.
 const LAST: u64 = 600;
 
 /// Returns the numbers of the blocks of a launch that must run, or `None` if all blocks must run.

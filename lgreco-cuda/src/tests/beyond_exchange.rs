@@ -31,8 +31,8 @@ fn layers() -> Vec<(Shape, Setting)> {
     ]
 }
 
-/// Results of a step of a single rank. They are the message's part for the last layers, the means and residuals of the
-/// last values, and the first layer's payload.
+/// Results of a step of a single rank. The fields are the message's part for the last layers, the means and residuals
+/// of the last values, and the first layer's payload.
 struct Step {
     message: Vec<u8>,
     means: Vec<u8>,

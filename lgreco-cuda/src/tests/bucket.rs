@@ -185,13 +185,13 @@ fn by_layer(layers: &[(Setting, Shape)], values: &[f32]) -> Vec<Vec<f32>> {
     layers.iter().map(cut).collect()
 }
 
-/// The factors of the last step that the host's PowerSGD has remembered, by rank and layer. They are `None` before the
-/// first step.
+/// The factors of the last step that the host's PowerSGD has remembered, by rank and layer. Before the first step, a
+/// rank has `None`.
 type Factors = Vec<Option<Vec<Vec<f32>>>>;
 
-/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. They must be equal bit
-/// for bit. Under PowerSGD, they must only be close, but the means must have the same bits on all ranks. Each step must
-/// take `collectives` collectives.
+/// Compares means and residuals of several steps with lgreco-train's exchange in host memory. The values must be equal
+/// bit for bit. Under PowerSGD, the values must only be close, but the means must have the same bits on all ranks. Each
+/// step must take `collectives` collectives.
 fn same_as_on_the_host(
     cuda: &mut CudaBackend,
     ranks: &mut [Rank],

@@ -74,7 +74,7 @@ fn shared_modules() {
     let mut first = CudaBackend::new(0).unwrap();
     let own = decode(&mut first);
     assert!(own > 0);
-    // Creates backends of the same context and of another context, after other backends were dropped. These backends
+    // Creates backends of the same context and of another context, after other backends were dropped. The new backends
     // outlive the backend that loaded the modules.
     let mut second = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut second), own);

@@ -13,8 +13,8 @@ use lgreco::gradient::Shape;
 use lgreco::rng::Stream;
 use lgreco_testing::powersgd::uniform;
 
-/// Returns four layers. The first has two spans of one scale each, the second has two scales per bucket, the third has
-/// no elements, and the last byte of the fourth is full.
+/// Returns four layers. The first layer has two spans of one scale each, and the second layer has two scales per
+/// bucket. The third layer has no elements. The fourth layer fills the last byte of its payload.
 fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd { bucket: 64, ..Qsgd::default() };
     let settings = [

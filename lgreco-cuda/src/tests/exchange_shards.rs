@@ -1,4 +1,4 @@
-//! Tests buckets with shards. These checks supplement the common suite (`space.rs`).
+//! Tests buckets with shards. The checks in this file supplement the common suite (`space.rs`).
 #![allow(unsafe_code)]
 
 use super::backend;

@@ -143,7 +143,7 @@ fn a_write_out_of_bounds_is_found() {
     assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("fused_row"), "{said}");
 }
 
-/// A kernel writes out of bounds. Another test starts a process for this test, which does nothing in other processes.
+/// A kernel writes out of bounds. This test runs only in the process that another test starts.
 #[test]
 #[ignore = "writes where it must not"]
 fn out_of_bounds() {

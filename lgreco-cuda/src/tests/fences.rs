@@ -114,7 +114,7 @@ fn a_block_that_does_not_wait_is_found() {
     }
 }
 
-/// It also suffices if the thread that executes the atomic operation is the only thread that executes the fences. The
+/// A kernel is also right if only one thread executes the fences: the thread that executes the atomic operation. The
 /// race check accepts every load that fences order, so it does not find out whether the compiler may omit or move the
 /// load in `fresh`.
 #[test]

@@ -215,7 +215,7 @@ fn no_kernel_has_a_data_race() {
     }
 }
 
-/// Values of k. They are not in ascending order, as a caller may pass them.
+/// Values of k. A caller may pass values of k that are not in ascending order, as here.
 const KEEPS: [u32; 7] = [50, 5000, 1, 700, 4999, 701, 2];
 
 fn values_of(kind: fn(usize, f32) -> f32) -> Vec<f32> {
@@ -312,7 +312,7 @@ fn rows_do_not_depend_on_other_layers() {
 fn no_row_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_row(&mut backend, Tensor::new(&values_of(KINDS[7]), 50, 100).gradients()[1]);
-    // In this layer, not all values are gathered.
+    // The next layer is so large that not all of its values are gathered.
     let large = Tensor::new(&uniform(33_001, 3), 33_001, 1);
     let candidates = Candidates::QuantisedTopK { keeps: &[16_500, 33_001], bits: &[2] };
     check_rows(&mut backend, &[Job { gradient: large.gradients()[0], candidates, stream: Stream::default() }], ROWS);

@@ -24,8 +24,8 @@ pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
     /// The value that every byte read from the device has.
     pub(super) content: AtomicU8,
-    /// If not 0, every downloaded status of 8 bytes has this number as its second word. It simulates the number of
-    /// positions that the decoder of a TopK payload has found.
+    /// If not 0, every downloaded status of 8 bytes has this number as its second word. The number simulates how many
+    /// positions the decoder of a TopK payload has found.
     pub(super) ones: AtomicU32,
     /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
@@ -148,9 +148,9 @@ fn layers_under_eden_share_launches() {
     assert_eq!(eden(&[3]), [2, 1 + 1, 1]);
 }
 
-/// The layers are convolutions, biases and a matrix. They form two groups, each of which shares launches. For each
-/// group, one pair of launches measures the bit widths whose codes have a sign. Another pair measures the width of 1
-/// bit, without a sign.
+/// The layers are convolutions, biases and a matrix. The layers form two groups, each of which shares launches. For
+/// each group, one pair of launches measures the bit widths whose codes have a sign. Another pair of launches measures
+/// the width of 1 bit, whose codes have no sign.
 #[test]
 fn layers_of_mixed_sizes_and_shapes_share_launches() {
     let shapes = resnet_50();
@@ -306,7 +306,7 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     assert_eq!(uploads(Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 })), 1);
 }
 
-/// Five launches encode the layer. Another launch writes the header and records a fault, if any. The encoder also makes
+/// Five launches encode the layer. A sixth launch writes the header and records a fault, if any. The encoder also makes
 /// an upload and a copy. Only the first call clears two buffers.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {

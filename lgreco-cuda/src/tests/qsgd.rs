@@ -203,7 +203,7 @@ fn wrong_numbers_are_found() {
         (256, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
         (4096, "(first & (p.bucket - 1)) == 0", "true"),
         (256, "span * SPAN >> Held::log_bucket(p)", "span * SPAN >> 9"),
-        // The next edits change the kernels for the usual case. They affect the maximum over lanes, values at the
+        // The next edits change the kernels for the usual case. The edits affect the maximum over lanes, values at the
         // layer's end, the codes of four values and of the last eight values, and sums over lanes.
         (512, "Extremes{warp_max(largest), 0, 0}", "Extremes{largest, 0, 0}"),
         (512, "i < count ? value(all, dtype, i)", "i + 100 < count ? value(all, dtype, i)"),

@@ -26,7 +26,7 @@ static WATCHING: Mutex<()> = Mutex::new(());
 
 /// Number of 32-byte sectors that warps touch with stores to `memory`, per 32 stored bytes. The best value is 1.
 fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
-    // SAFETY: the backend uses the same library, which is loaded once. Its entry points have these types.
+    // SAFETY: the backend uses the same library, which is loaded once. The library's entry points have these types.
     let library = unsafe { Library::new(build(module, &module.source(), Flavour::Reads)) }.unwrap();
     // SAFETY: as above.
     let watch = unsafe { library.get::<unsafe extern "C" fn(u64, usize)>("cuda_shim_watch_stores") }.unwrap();
@@ -46,7 +46,7 @@ fn sectors(module: Module, memory: Part, run: impl FnOnce()) -> f64 {
 /// Returns how often the kernels that `run` launches load each byte of `memory`.
 fn loads(memory: Part, run: impl FnOnce()) -> Vec<u32> {
     let mut counts = vec![0u32; memory.bytes as usize];
-    // SAFETY: the backend uses the same library, which is loaded once. Its entry point has this type.
+    // SAFETY: the backend uses the same library, which is loaded once. The library's entry point has this type.
     let library =
         unsafe { Library::new(build(Module::Selection, &Module::Selection.source(), Flavour::Reads)) }.unwrap();
     // SAFETY: as above.

@@ -386,7 +386,7 @@ fn refusals() {
             assert_eq!(enqueued, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "{number}");
             assert_eq!(capture(stream, false), enqueued as i32, "{number}");
         }
-        // Another stream can be used during the capture.
+        // Other streams stay usable during the capture.
         capture(stream, true);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         sys::cuStreamIsCapturing(other, &mut status).result().unwrap();

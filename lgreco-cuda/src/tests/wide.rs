@@ -31,9 +31,10 @@ fn keeps(count: u32) -> [u32; 10] {
     [count / 100, count / 10, most - 1, most, most + 1, count / 2, count / 10 * 9, count - 2, count - 1, count]
 }
 
-/// Returns the kinds of values of the sample tests, and four more. The first two are two magnitudes, and few different
-/// 16-bit values. The third kind has magnitudes that the bins of a sample cannot distinguish. The fourth kind is small
-/// values with a few large values, where a lower bin has no values in its upper powers of two.
+/// Returns the kinds of values of the sample tests, and four more. The first kind has two magnitudes, and the second
+/// kind has few different 16-bit values. The third kind has magnitudes that the bins of a sample cannot distinguish.
+/// The fourth kind has small values and a few large values, so that a lower bin has no values in its upper powers of
+/// two.
 fn kinds() -> impl Iterator<Item = fn(usize, f32) -> f32> {
     let more: [fn(usize, f32) -> f32; 4] = [
         |i, x| if i.is_multiple_of(3) { x.signum() } else { 0.5 },
