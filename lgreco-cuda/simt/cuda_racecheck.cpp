@@ -4,8 +4,8 @@
 // Accesses of two blocks in a launch are ordered by a release and an acquire.
 //
 // A release is an atomic in global memory after a fence. An acquire is an atomic that finds the release at the same
-// address, followed by a fence. Different threads of a block may execute the access, the fence and the atomic, if a
-// block barrier lies between them. Warp barriers do not suffice for this. Blocks run one after another.
+// address, followed by a fence. Different threads of a block may execute the access, the fence and the atomic, if block
+// barriers lie between these operations. Warp barriers do not suffice for this. Blocks run one after another.
 #include "cuda_shim.h"
 #include <map>
 #include <memory>
@@ -14,7 +14,7 @@
 using cuda_shim::S;
 namespace {
 enum Spread : uint8_t { ONE, WARP_WIDE, BLOCK_WIDE };
-// A block's last access of one kind. `spread` says whether one thread, one warp or the whole block made unordered
+// The last access of one kind by a block. `spread` says whether one thread, one warp or the whole block made unordered
 // accesses.
 struct Acc {
     uint32_t ep = 0, wep = 0;
@@ -83,7 +83,7 @@ void pass_barrier() {
     for (Seen& s : now.seen) s.fenced = s.fenced || s.ep < next->before || s.fences < next->fences[size_t(s.thread)];
     now.release = next;
 }
-// Updates the state if another block is running, or the block has passed a barrier.
+// Updates the state if another block is now running, or if the block has passed a barrier.
 void catch_up() {
     uint32_t ep = uint32_t(S.block_epoch);
     if (ep == now.ep) return;
@@ -157,7 +157,8 @@ bool ordered_between_blocks(const Acc& a, int me) {
         if (s.block == block_at(a.ep) && is_acquired(s, me) && s.release->covers(a)) return true;
     return false;
 }
-// Whether a barrier orders the access before now. This function treats accesses of other blocks as ordered.
+// Whether a barrier orders an earlier access before the current access. This function treats accesses of other blocks
+// as ordered.
 bool is_before_barrier(const Acc& a, bool shared) {
     if (a.ep == now.ep) return false;
     return shared || a.ep < cuda_shim::device_epoch || a.ep < first_ep || is_of_another_block(a);
@@ -166,8 +167,8 @@ bool ordered_in_block(const Acc& a, bool shared, int me, int warp) {
     if (is_before_barrier(a, shared) || (a.spread == ONE && a.tid == me)) return true;
     return a.spread != BLOCK_WIDE && a.tid / 32 == warp && a.wep < S.warp_epoch[size_t(warp)];
 }
-// Records an access as the last one. If the previous last access of the block is unordered with the new one, a wider
-// `spread` makes the new record stand for both.
+// Records an access as the last one. If this access is unordered with the block's previous access, the record gets a
+// wider `spread`, and so represents both accesses.
 void remember(Acc& last, Acc& earlier, Acc a, bool shared, int me, int warp) {
     if (is_of_another_block(last))
         earlier = last;

@@ -13,7 +13,7 @@ void count(const void* p, size_t n) {
     if (!cuda_shim::S.in_kernel || at >= watched_bytes) return;
     for (size_t i = 0; i < n && at + i < watched_bytes; ++i) ++counts[at + i];
 }
-// A request is one store of a warp: the n-th store of each of its lanes at one place of the code.
+// A request is one store instruction of a warp: each lane's n-th store at one place of the code.
 struct Stores {
     uintptr_t first = 0;
     size_t bytes = 0;

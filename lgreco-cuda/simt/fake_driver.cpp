@@ -1,17 +1,17 @@
 // A simulated CUDA driver for tests. Memory is the CPU's, kernels run through cuda_shim.h, and calls are counted.
-// Kernels and copies run in the order that FAKE_CUDA_ORDER chooses. After enqueued work fails, every later call in its
-// context fails.
+// Kernels and copies run in the order that FAKE_CUDA_ORDER chooses. After enqueued work has failed in a context, every
+// later call in this context fails.
 //
 // Every device has a primary context, and every thread a stack of contexts. Memory, streams, events and modules belong
 // to the context that was current when they were created. Use of another context's memory returns error 201. Use of
 // another context's handle, or of a destroyed handle, returns error 400. Any thread may make calls; one mutex orders
 // them.
 //
-// Every stream has a queue. An operation may run once all earlier operations of its queue have run. Events and the
-// rules of the null stream may order further operations before it. CUDA allows every order that keeps these rules, and
-// a correct program works in all of them. Only waits run enqueued work. Calls that free memory, destroy a stream or
-// unload a module do not run it. A copy from pageable memory reads that memory before the call returns, and writes the
-// device's memory later. FAKE_CUDA_ORDER is one of:
+// Every stream has a queue. An operation may run once all earlier operations of its queue have run. An operation also
+// waits for operations that events or the rules of the null stream order before this operation. CUDA allows every order
+// that keeps these rules, so a correct program works in every such order. Only waits run enqueued work. Calls that free
+// memory, destroy a stream or unload a module run no enqueued work. A copy from pageable memory reads that memory
+// before the call returns, and writes the device's memory later. FAKE_CUDA_ORDER is one of:
 //   latest       An operation runs only when something waits for it. A wait for the whole context runs its streams one
 //                after another, the oldest first (the null stream is the oldest). This is the default.
 //   others       As `latest`, but each wait first runs all other streams as far as possible, the newest first.
@@ -23,12 +23,12 @@
 // allocate immediately return error 900 and invalidate the capture.
 //
 // Further variables:
-// - FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of libraries of compiled kernels. The library runs modules whose
-//   code has this kernel.
-// - FAKE_CUDA_FAIL is CALL=CODE: this call fails with this code.
+// - FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of libraries of compiled kernels. The driver runs a module by the
+//   library whose KERNEL the module contains.
+// - FAKE_CUDA_FAIL is CALL=CODE: the driver call CALL fails with the error CODE.
 // - FAKE_CUDA_VERSION is the version of CUDA, FAKE_CUDA_CAPABILITY the devices' compute capability.
 // - FAKE_CUDA_MEMORY is the number of bytes of each device, FAKE_CUDA_DEVICES the number of devices.
-// - FAKE_CUDA_POOLS says whether devices have memory pools (1).
+// - FAKE_CUDA_POOLS is 1 (the default) if devices have memory pools.
 // - FAKE_CUDA_EVENT makes waits for events wrong: `none` waits for nothing, `last` for the last recorded event.
 #include <algorithm>
 #include <chrono>
@@ -97,7 +97,7 @@ struct Point {
 
 struct Operation {
     std::function<int()> work;
-    // Points of other streams that must be reached first.
+    // Points of other streams that must be reached before this operation runs.
     std::vector<Point> after;
 };
 
@@ -169,7 +169,7 @@ static Made<Stream> streams;  // including the null streams
 static Made<Event> events;
 static Made<Module> modules;
 static Made<Graph> graphs;
-// Functions are never freed, like the libraries that contain them.
+// Neither functions nor the libraries that contain them are ever freed.
 static Made<Function> functions;
 static std::vector<Freed> freed;
 static int synchronised, launched, pageable;
@@ -571,7 +571,7 @@ IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int* blocks, void*, int
 FREEING(cuModuleUnload, (void* module), auto found = find(modules, module);
         if (!found || found->context != here) return INVALID_HANDLE; forget(modules, module))
 
-// Finds the library whose kernel is named by a section of the code, an ELF file.
+// Finds the library whose kernel the code contains. The code is an ELF file with a section for each kernel.
 static void* library_of(const char* code) {
     uint64_t sections;
     uint16_t size, count;

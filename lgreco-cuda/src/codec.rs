@@ -164,7 +164,7 @@ pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 
     if let Setting::PowerSgd(_) = setting { powersgd::fault(second) } else { Ok(()) }
 }
 
-/// `Err` unless decoding has left the status `expected`, as it does for every payload from an encoder. If `expected` is
+/// `Err` unless decoding has left the status `expected`, which every payload from an encoder leaves. If `expected` is
 /// `None`, any status is accepted.
 pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<()> {
     if expected.is_none_or(|expected| status == expected) {
@@ -220,7 +220,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
     Ok(good)
 }
 
-/// Returns a setting that decodes this payload, or `None` if the core must decode it.
+/// Returns a setting that decodes this payload, or `None` if the core must decode the payload.
 fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>> {
     Ok(match payload.header.method {
         Method::Qsgd => Some(Setting::Qsgd(lgreco::compress::qsgd::of_payload(payload)?)),

@@ -24,7 +24,7 @@ impl Part {
         self.cut(at, self.bytes - at)
     }
 
-    /// Consecutive parts of these sizes, starting at the beginning of this part.
+    /// Divides this part, from its beginning, into consecutive parts of these sizes.
     pub(crate) fn split<const N: usize>(self, sizes: [u64; N]) -> [Part; N] {
         let mut rest = self;
         sizes.map(|bytes| {

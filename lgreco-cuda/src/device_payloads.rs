@@ -56,8 +56,8 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `address` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes in the backend's
-    /// context. This memory does not overlap the gradient. Any other work on it is ordered before or after this call on
-    /// the backend's stream.
+    /// context. This memory does not overlap the gradient. Any other work on this memory is ordered before or after
+    /// this call on the backend's stream.
     pub unsafe fn encode_to_device(
         &mut self,
         setting: &Setting,
@@ -102,7 +102,7 @@ impl CudaBackend {
             pending.calls.clear();
             return Ok(());
         };
-        // If the read fails, the calls stay pending, and a later check covers them.
+        // If the read fails, the calls stay pending, and a later check covers these calls.
         let words = gpu.read::<u32>(statuses.cut(0, TOLD * pending.calls.len() as u64))?;
         let calls = pending.clear(gpu)?;
         for (job, (call, status)) in calls.iter().zip(words.as_chunks::<4>().0).enumerate() {
@@ -130,7 +130,7 @@ impl CudaBackend {
     /// # Safety
     /// `payload` is valid memory of [`payload_len`](lgreco::compress::Compressor::payload_len) bytes. `values` is valid
     /// memory of four bytes per element. Both memories are in the backend's context and do not overlap. Any other work
-    /// on them is ordered before or after this call on the backend's stream.
+    /// on these memories is ordered before or after this call on the backend's stream.
     pub unsafe fn decode_on_device(
         &mut self,
         setting: &Setting,

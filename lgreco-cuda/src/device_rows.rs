@@ -113,7 +113,7 @@ impl CudaBackend {
         gpu.within(memory, &rehearsed, |gpu| enqueue(gpu, &jobs, results))
     }
 
-    /// Done: copies `words.len()` words from `results` to the host. Call it from a thread that may block.
+    /// Done: copies `words.len()` words from `results` to the host. Make this call from a thread that may block.
     ///
     /// # Errors
     /// [`Error::Memory`] if the address is 0 or not a multiple of 8; errors of the device.

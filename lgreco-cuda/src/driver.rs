@@ -106,8 +106,7 @@ pub(crate) struct Driver {
     /// The device, if this value retains the device's primary context and owns the stream.
     own: Option<CUdevice>,
     architecture: Architecture,
-    /// The loaded modules, shared by all backends of the context. `None` once this value has released its use of the
-    /// modules.
+    /// The loaded modules, shared by all backends of the context. `None` once this value no longer uses the modules.
     modules: Option<Arc<Modules>>,
     functions: HashMap<Kernel, CUfunction>,
     /// For each kernel, the number of blocks that the device runs at the same time.
@@ -142,8 +141,8 @@ fn uncaptured(cuda: &Cuda, stream: CUstream) -> Result<()> {
     let mut status = 0;
     // SAFETY: the pointer is valid for a status; the stream is alive.
     match unsafe { cuda.cuStreamIsCapturing(stream, &mut status) } {
-        // The driver returns this code for the default stream while a stream that the default stream waits for is being
-        // captured.
+        // For the default stream, the driver returns this code if the default stream would have to wait for a stream
+        // that is being captured.
         Err(failure) if failure.code == STREAM_CAPTURE_IMPLICIT => return Err(Error::Captured),
         outcome => outcome?,
     }

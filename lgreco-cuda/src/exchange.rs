@@ -144,7 +144,7 @@ impl CudaBackend {
     /// `memory` must be the address of [`memory_bytes`](ExchangeProgram::memory_bytes) bytes of valid memory, and
     /// `residuals` the address of [`residual_bytes`](ExchangeProgram::residual_bytes) bytes. Both memories are in the
     /// backend's context and do not overlap. Both memories stay valid until the exchange is dropped and all its
-    /// enqueued work is done. Only the exchange writes them.
+    /// enqueued work is done. Only the exchange writes these memories.
     pub unsafe fn begin_exchange(
         &mut self,
         program: ExchangeProgram,
@@ -212,8 +212,8 @@ impl CudaBackend {
     /// # Safety
     /// The memory at `gradients` must be valid and hold the values of all layers, one layer after the other. The memory
     /// at `message` must be valid and have [`message_bytes`](ExchangeProgram::message_bytes) bytes. Both memories are
-    /// in the backend's context and do not overlap. Any other work on them is ordered before or after this call on the
-    /// backend's stream. The exchange was begun on this backend.
+    /// in the backend's context and do not overlap. Any other work on these memories is ordered before or after this
+    /// call on the backend's stream. The exchange was begun on this backend.
     pub unsafe fn encode_exchange(
         &mut self,
         exchange: &DeviceExchange,
@@ -271,8 +271,8 @@ impl CudaBackend {
     /// # Safety
     /// The memory at `messages` must be valid and hold one message per rank. The memory at `means` must be valid and
     /// large enough for the values of all layers. Both memories are in the backend's context and do not overlap. Any
-    /// other work on them is ordered before or after this call on the backend's stream. The exchange was begun on this
-    /// backend.
+    /// other work on these memories is ordered before or after this call on the backend's stream. The exchange was
+    /// begun on this backend.
     pub unsafe fn finish_exchange(
         &mut self,
         exchange: &DeviceExchange,

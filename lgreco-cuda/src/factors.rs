@@ -1,5 +1,5 @@
-//! Tables of matrices and their factors. `factors.cu` and `orthonormal.cu` read such a table to process many matrices
-//! per launch. The shape of a matrix alone determines how its work is divided.
+//! Tables of matrices and their factors. The kernels in `factors.cu` and `orthonormal.cu` read such a table to process
+//! many matrices per launch. How the work on a matrix is divided depends only on the shape of the matrix.
 
 use crate::device::BLOCK;
 use crate::{Error, Result};
@@ -111,7 +111,7 @@ pub(crate) struct Totals {
     pub(crate) counters: u32,
     /// Number of columns of all `P`.
     pub(crate) columns: u32,
-    /// Number of pieces of work of the first product, over all matrices. The fields after this one count those of the
+    /// Number of pieces of work of the first product, over all matrices. The next four fields have the numbers for the
     /// other kernels.
     pub(crate) products: u32,
     pub(crate) backs: u32,

@@ -56,7 +56,8 @@ impl Module {
         }
     }
 
-    /// Returns the module's source: the files that it shares with other modules, and its own files.
+    /// Returns the source of a module: first the files that the module shares with other modules, and then its own
+    /// files.
     pub(crate) fn source(self) -> String {
         const DEVICE: &str = file!("device.cu");
         const VALUES: &str = file!("values.cu");

@@ -1,8 +1,8 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
-//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): it takes gradients in host memory. The backend also
-//! takes gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For gradients
-//! in device memory, only payloads and rows of the error table are copied to the host.
+//! [`CudaBackend`] is a [`Backend`](lgreco::backend::Backend): the backend takes gradients in host memory. The backend
+//! also takes gradients in device memory ([`DeviceGradient`]), in the context and on the stream of a trainer. For
+//! gradients in device memory, only payloads and rows of the error table are copied to the host.
 //!
 //! Building needs no CUDA. The driver, of CUDA 12 or later, is loaded at run time, and the crate contains compiled
 //! kernels. If the driver or a device is missing or unsuitable, the error of [`CudaBackend::new`] says so.
@@ -34,8 +34,8 @@
 //! `.cu` files on the processor, compiled by g++.
 //!
 //! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers. Because the kernels are compiled without
-//! contraction, they therefore compute the same results as the core. For a row, each block computes an f64 sum, and one
-//! block adds these sums in order.
+//! contraction, their results are the same as the core's. For a row, each block computes an f64 sum, and one block adds
+//! these sums in order.
 //!
 //! | module | content |
 //! |---|---|

@@ -57,7 +57,7 @@ impl Modules {
     pub(crate) fn give_back(self: Arc<Self>, cuda: &Cuda) {
         let Some(mut last) = Arc::into_inner(self) else { return };
         for (_, module) in last.loaded.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
-            // SAFETY: `get` loaded the module, and nothing uses it any more.
+            // SAFETY: `get` loaded the module, and no backend uses the module any more.
             let _ = unsafe { cuda.cuModuleUnload(module) };
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! Buckets are powers of two from 64 to 4096 values. With other bucket sizes, the core compresses host gradients, and
 //! the backend refuses device gradients. A kernel reads a gradient once, with one exception: under max norm, an
-//! error-table row for both 1 bit and larger widths takes two reads. Codes of 1 bit have no sign, so their grid differs
-//! from that of the other widths. A CUDA block holds 4096 values in shared memory and finds the grids of their buckets.
-//! Then the block computes the errors of a row when measuring, or the codes when encoding. The sum of the expected
-//! squared errors of n values has a closed form: n/4 − Σ (f − 1/2)². Its unit is the squared distance between two
-//! levels, and f is the position of a value between its two levels, from 0 to 1. Rounding changes this sum by up to
-//! 2^-24 units per value.
+//! error-table row for both 1 bit and larger widths takes two reads. Codes of 1 bit have no sign, so codes of 1 bit
+//! need a different grid. A CUDA block holds 4096 values in shared memory and finds the grids of their buckets. Then
+//! the block computes the errors of a row when measuring, or the codes when encoding. The sum of the expected squared
+//! errors of n values has a closed form: n/4 − Σ (f − 1/2)². Its unit is the squared distance between two levels, and f
+//! is the position of a value between its two levels, from 0 to 1. Rounding changes this sum by up to 2^-24 units per
+//! value.
 //!
 //! In the usual case, a warp holds a bucket in registers. The usual case is buckets of 512 under max norm, with a sign
 //! and random rounding.
@@ -101,7 +101,7 @@ pub(crate) fn holds(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
 
-/// Whether the setting meets the assumptions of `usual` in `buckets.cu`.
+/// Whether the setting is the usual case, for which `qsgd.cu` has special kernels.
 fn is_usual(qsgd: Qsgd) -> bool {
     qsgd.bucket == TILE && qsgd.sign_magnitude() && qsgd.rounding == Rounding::Stochastic
 }
@@ -149,8 +149,8 @@ impl Kind {
         Params { widths: self.widths, ..params(tensor, self.qsgd) }
     }
 
-    /// Selects one of two kernels. `closed` is for random rounding under max norm, because a grid under max norm always
-    /// contains zero. The kernel `residuals` is for all other settings.
+    /// Selects one of two kernels. The kernel `closed` uses the closed form for random rounding under max norm, where
+    /// every grid contains zero. The kernel `residuals` is for all other settings.
     fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
         let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
         kernel(if holds { closed } else { residuals })

@@ -56,7 +56,7 @@ fn is_of_other_buckets(work: &Work<'_>) -> bool {
 /// Done: measures all jobs and writes their rows one after another.
 pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
     expect_places(jobs, rows)?;
-    // An invalid job is reported only if no job before it fails.
+    // An invalid job is reported only if no earlier job fails.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
     let results = gpu.scratch(Scratch::Results, results_bytes(measured))?;

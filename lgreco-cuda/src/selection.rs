@@ -107,8 +107,8 @@ pub(crate) fn make(gpu: &mut Gpu, tensor: &Tensor, keep: Keep, status: Part) -> 
     // After the payload, the kernels write zeros up to a multiple of 16 bytes.
     let words = gpu.scratch(Scratch::Bits, layer.end.div_ceil(128) * 16)?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // A single layer has no table of spans, so the table of layers fills that argument. There are no residuals either,
-    // so `status` fills their argument, and the kernels write the largest magnitude there.
+    // A single layer has no table of spans, so the table of layers fills that argument. A single layer has no residuals
+    // either, so `status` takes the place of the residuals, and the kernels write the largest magnitude to `status`.
     let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, few, words])?;
     gpu.are_zeros_again(Scratch::Selected);
@@ -157,7 +157,7 @@ impl Tops {
     }
 
     /// Enqueued: checks that encoders wrote all payloads of layers under TopK and QSGD. Under TopK, the kernels also
-    /// find where the kept values of each window of 1024 positions begin. Under QSGD, they check `spans` spans;
+    /// find where the kept values of each window of 1024 positions begin. Under QSGD, the kernel checks `spans` spans;
     /// `of_layers` and `layer_of` are the tables of these spans. The check must run before any mean is written.
     pub(crate) fn check(
         &self,

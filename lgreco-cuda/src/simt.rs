@@ -23,7 +23,7 @@ pub(crate) fn unavailable(reason: &str) {
     assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
-        // `eprintln!` would not be visible, because libtest captures its output.
+        // The output of `eprintln!` would not be visible, because libtest captures this output.
         writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
     }
 }

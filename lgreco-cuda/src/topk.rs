@@ -3,9 +3,9 @@
 //! A row takes one pass over the values, for any number of values of k. In shared memory, blocks count values in bins
 //! (exponent and 7 bits of the significand), and add up the lower bits of the values in each bin. All sums are
 //! integers. If the k-th largest value lies within a bin, the first pass knows only the bin's count and mean. The error
-//! for this k may then be uncertain by more than 2^-14 of its value, for example if many values are equal or if there
-//! are few values. If an error is this uncertain, a second pass divides such bins further. In all other cases, the
-//! second pass ends immediately.
+//! for this k may then be uncertain by more than 2^-14 of its value. Examples are layers with many equal values, and
+//! layers with few values. If an error is this uncertain, a second pass divides such bins further. In all other cases,
+//! the second pass ends immediately.
 //!
 //! Layers share three launches while their bins take at most 128 MiB in all. The bins of a layer take 0.6 MB, and 1 KiB
 //! for each k. If values are rounded before they are sent, the bins take 0.9 MB, and 3 KiB for each k. Sums are

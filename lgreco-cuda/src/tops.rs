@@ -178,11 +178,11 @@ pub(crate) const FEW: u64 = 20 * 128;
 /// Alignment of the parts, in bytes.
 const ALIGN: u64 = 16;
 
-/// Returns the number of entries (gathered values) for which a layer gets memory. A layer of up to eight spans gets
-/// memory for all its values. A larger layer gets memory for k values, a 32nd of the layer, and a margin. The margin is
-/// nine standard deviations of the sampling error: the number of the k largest values in a sample of a sixteenth is
-/// random. If k plus the 32nd exceeds a quarter of the layer, the layer gets no memory. The entries of 8 bytes would
-/// otherwise take more than 2 bytes per element.
+/// Returns the number of entries (gathered values) for which a layer gets memory. A layer of up to eight spans of 4096
+/// values gets memory for all of its values. A larger layer gets memory for k values, a 32nd of the layer, and a
+/// margin. The margin is nine standard deviations of the sampling error. The error exists because the sample contains a
+/// random number of the k largest values. If k plus the 32nd exceeds a quarter of the layer, the layer gets no memory.
+/// The entries of 8 bytes would otherwise take more than 2 bytes per element.
 fn room_of(keep: u32, count: u32) -> u32 {
     let wanted = u64::from(keep) + u64::from(count) / 32;
     if u64::from(count) <= 8 * SPAN {

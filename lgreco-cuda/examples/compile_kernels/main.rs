@@ -1,5 +1,5 @@
-//! Compiles all kernels for all architectures that the crate supports, and writes `compiled/kernels`. With `--check` it
-//! compares the compiled code with `compiled/kernels` instead.
+//! Compiles all kernels for all architectures that the crate supports, and writes `compiled/kernels`. With `--check`,
+//! this program compares the compiled code with `compiled/kernels` instead.
 //!
 //! ```sh
 //! python3 -m venv target/nvrtc && target/nvrtc/bin/pip install nvidia-cuda-nvrtc-cu12==12.9.86
@@ -7,7 +7,7 @@
 //!     target/nvrtc/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12
 //! ```
 //!
-//! Without `--check` it also needs the program xz.
+//! Without `--check`, this program also needs the program xz.
 
 mod nvrtc;
 

@@ -1,6 +1,6 @@
-//! Checks an NVIDIA GPU and measures times on it. `on_device [SECTION...]` runs the given sections, or all of them.
-//! `on_device --list` prints the names of the sections, and `on_device --device` describes the device. A failed section
-//! does not stop the later ones. The exit status is 1 if any section failed.
+//! Checks an NVIDIA GPU, and measures times on this GPU. `on_device [SECTION...]` runs the given sections, or all of
+//! them. `on_device --list` prints the names of the sections, and `on_device --device` describes the device. A failed
+//! section does not stop the later ones. The exit status is 1 if any section failed.
 //!
 //! Sections are either suites (conformance, exchanges, graphs) or figures. Figures measure error-table rows, whole
 //! tables, payloads and exchanges: the time, and the bandwidth relative to that of a plain copy. Every result is
@@ -41,7 +41,8 @@ use std::time::Instant;
 const CALLS: usize = 8;
 /// Largest accepted relative difference between an error in a row and the CPU's error.
 const ROWS: f64 = 1e-4;
-/// Largest accepted norm of the difference of two matrices, relative to the norm of the expected matrix.
+/// Largest accepted norm of the difference between a matrix and the expected matrix, relative to the norm of the
+/// expected matrix.
 const NORM: f64 = 1e-4;
 /// Bound on the relative rounding error of a bf16 value.
 const SENT: f32 = 1.0 / 256.0;
@@ -192,7 +193,7 @@ fn words(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
 }
 
-/// Returns the bench with gradients of this type. Creates it on the first call.
+/// Returns the bench with gradients of this type. The first call creates the bench.
 fn opened(bench: &mut Option<Bench>, dtype: Dtype) -> Outcome<&mut Bench> {
     let bench = match bench {
         Some(bench) => bench,

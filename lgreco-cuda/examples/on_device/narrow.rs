@@ -1,4 +1,5 @@
-//! Gradients in bf16: the f32 gradients are rounded, and the bf16 values replace them in device memory.
+//! Gradients in bf16: the f32 gradients are rounded to bf16, and the rounded values replace the f32 values in device
+//! memory.
 
 use super::*;
 use lgreco::gradient::{Bf16, Element, Gradient, Values};

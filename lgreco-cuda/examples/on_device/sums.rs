@@ -40,7 +40,7 @@ impl Bench {
         let cpu = match setting {
             Setting::PowerSgd(_) => self.check_factors(shape, [&of_p, &of_q], &means)?,
             _ => {
-                // Steps in bf16 leave rounding errors in the residuals; later steps send them.
+                // Steps in bf16 leave rounding errors in the residuals; later steps send these errors.
                 let is_sent = |(mean, value): (&f32, &f32)| (mean - value).abs() <= SENT * value.abs();
                 assert!(means.iter().zip(&self.values).all(is_sent), "{name}: the exchange's means");
                 0.0
@@ -49,9 +49,9 @@ impl Bench {
         let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
         let line = format!("exchange: {name}, a whole step");
         // Counts the bytes per value. The step reads the gradient and the residual, and writes the mean and the
-        // residual. For uncompressed layers, it also writes and reads the sum over the ranks. For PowerSGD, it first
-        // writes the sum of gradient and residual in place of the residual. Under PowerSGD, the step then reads that
-        // sum twice and writes the new residual.
+        // residual. For uncompressed layers, the step also writes and reads the sum over the ranks. Under PowerSGD, the
+        // step first writes the sum of gradient and residual in place of the residual. Under PowerSGD, the step then
+        // reads the sum of gradient and residual twice, and writes the new residual.
         let of_value = if matches!(setting, Setting::Dense) { 8 + 4 * size } else { 20 + 2 * size };
         self.line_of_exchange(model, &line, (of_value * total, here, cpu));
         Ok(())

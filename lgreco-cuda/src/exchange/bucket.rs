@@ -34,9 +34,10 @@ pub struct DeviceMemory {
 }
 
 /// A collective on device memory: an all-gather, or an all-reduce that adds up values. For a bucket with
-/// [shards](DeviceLayer::shards), it is an all-to-all or a reduce-scatter. The caller enqueues the collective on the
-/// backend's stream, or on another stream that waits for the backend's stream. The receive buffer of an all-to-all lies
-/// directly before this rank's message to itself. Each received message has the length of that message.
+/// [shards](DeviceLayer::shards), the collective is an all-to-all or a reduce-scatter. The caller enqueues the
+/// collective on the backend's stream, or on another stream that waits for the backend's stream. The receive buffer of
+/// an all-to-all lies directly before this rank's message to itself. Each received message has the length of that
+/// message.
 pub type DeviceRequest<'b> = Request<'b, DeviceMemory, DeviceMemory, DeviceMemory>;
 
 /// A layer of a bucket on the device.
@@ -74,13 +75,13 @@ pub struct DeviceLayer<'a> {
 ///
 /// Each rank's device finds values that cannot be compressed, such as NaN, and reports them in the rank's message.
 /// Every rank then sets the means to the value that [`OnFault`](crate::OnFault) defines and keeps its residuals. A step
-/// also fails if a mean exceeds the range of its type, which all ranks notice. Then all ranks keep their residuals;
-/// only that mean is infinite or NaN, and the other means are valid. [`outcome`](DeviceBucket::outcome) reports
-/// failures to the host at any time.
+/// also fails if a mean exceeds the range of its type, which all ranks notice. After such a step, all ranks keep their
+/// residuals. Only the mean out of range is infinite or NaN; all other means are valid.
+/// [`outcome`](DeviceBucket::outcome) reports failures to the host at any time.
 ///
 /// If layers have [shards](DeviceLayer::shards), this rank gets only the means of its own shards. The means replace the
 /// gradients of this rank's shards; all other gradients stay. A rank may receive a payload that no encoder wrote, or a
-/// mean of its shards may leave the range of its type. In both cases only this rank [knows of the
+/// mean of its shards may leave the range of its type. In both cases, only this rank [knows of the
 /// fault](ExchangeOutcome::alone), and only this rank keeps its residuals. This rank should report the fault to the
 /// other ranks by [`submit_failure`](DeviceBucket::submit_failure).
 ///
@@ -340,9 +341,9 @@ impl DeviceBucket {
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
 
-    /// Done: copies the residuals of all layers as they were before step `step` to `values`. Step `step` must be the
-    /// last submitted step; it need not have ended. A caller needs these residuals to abandon a step in which a
-    /// collective has failed. If `step` has not been submitted, the call copies the current
+    /// Done: copies to `values` the residuals that all layers had before step `step`. Step `step` must be the last
+    /// submitted step; it need not have ended. A caller needs these residuals to abandon a step in which a collective
+    /// has failed. If `step` has not been submitted, the call copies the current
     /// [`residuals`](DeviceBucket::residuals).
     ///
     /// # Errors

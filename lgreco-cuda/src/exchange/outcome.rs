@@ -104,12 +104,12 @@ impl DeviceExchange {
             }
         });
         // For a faulty payload, the reported rank is the sender of the first faulty layer, as on the host. For all
-        // other faults, it is `faulty_rank`, the first faulty rank.
+        // other faults, the reported rank is `faulty_rank`, the first faulty rank.
         let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
         let is_told = faulty_rank < self.program.head.world;
         let alone = sharded != 0 && fault.is_some() && (broken.is_some() || !is_told);
         let rank = broken.or(is_told.then_some(faulty_rank));
-        // The status may consist of arbitrary bytes, so the sums for these addresses wrap around instead of panicking.
+        // The caller may pass arbitrary bytes as a status, so address computations wrap around instead of panicking.
         let at = |part: Part, half_bytes: u64| part.address.wrapping_add(half_bytes.wrapping_mul(half.into()));
         let remembered = self.program.places(self.memory).remembered;
         let residuals = at(self.residuals, elements.wrapping_mul(4));

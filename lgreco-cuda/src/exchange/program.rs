@@ -1,4 +1,5 @@
-//! The description of an exchange that the device gets once: its layers, their settings, and the layout of its memory.
+//! The description of an exchange: its layers, their settings, and the layout of its memory. The device gets this
+//! description once.
 
 use super::layer::{Layer, PROGRAM, Program};
 use super::rotated;
@@ -71,7 +72,7 @@ impl Default for ExchangeConfig {
 /// shard or to all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Number of the piece's layer in the bucket.
+    /// Index of the piece's layer in the bucket.
     pub(super) layer: u32,
     /// The layer number that selects the piece's random words.
     pub(super) id: u32,
@@ -327,9 +328,8 @@ impl ExchangeProgram {
         if self.is_gathered() { apart * u64::from(world) + sent } else { 0 }
     }
 
-    /// For each owner, the length of its part in the buffer of the first sum, in values, including status records. An
-    /// owner is a rank that averages one of the parts. Without shards, the buffer has a single part, which every rank
-    /// averages.
+    /// For each owner, the number of values of its part of the first sum, including status records. An owner is a rank
+    /// that averages one of the parts. Without shards, the buffer has a single part, which every rank averages.
     #[cfg(feature = "train")]
     pub(super) fn sum_lens(&self) -> Vec<u64> {
         let ends: Vec<u64> = self.slips.iter().map(|&values| self.with_slips(values) as u64).collect();

@@ -126,8 +126,8 @@ pub(super) struct Places {
 }
 
 impl Summed {
-    /// Call this before adding the pieces of an owner, the rank that averages them. The values of the pieces begin at
-    /// `start` in the first sum.
+    /// Call this before adding the pieces of an owner. The owner is the rank that averages the pieces. The values of
+    /// the pieces begin at `start` in the first sum.
     pub(super) fn begin(&mut self, start: u64) {
         self.sum = start;
     }

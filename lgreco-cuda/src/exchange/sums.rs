@@ -90,8 +90,8 @@ impl CudaBackend {
     /// Enqueued, in three launches at most: makes this rank's part of the first sum. Uncompressed layers contribute
     /// `residual + gradient`. Layers under PowerSGD contribute `P = M Q`, where `M` is `residual + gradient` and `Q` is
     /// the mean `Q` of the last step. If a column of the mean `Q` is zero, the same column of the random start matrix
-    /// replaces it. The columns of `Q` are scaled to magnitudes around 1. This rank's part also has its status record.
-    /// If the exchange has layers under QSGD, EDEN or TopK, first call
+    /// takes its place. The columns of `Q` are scaled to magnitudes around 1. This rank's part also has its status
+    /// record. If the exchange has layers under QSGD, EDEN or TopK, first call
     /// [`encode_exchange`](CudaBackend::encode_exchange). The call does nothing if no layer is summed. The call may be
     /// captured into a graph.
     ///
@@ -131,8 +131,8 @@ impl CudaBackend {
     /// # Safety
     /// `gradients` is valid memory of all layers' values, one layer after the other. `sums` is valid memory of
     /// [`sum_values`](ExchangeProgram::sum_values) values. Both memories are in the backend's context and do not
-    /// overlap. Any other work on them is ordered before or after this call on the backend's stream. The exchange was
-    /// begun on this backend.
+    /// overlap. Any other work on these memories is ordered before or after this call on the backend's stream. The
+    /// exchange was begun on this backend.
     pub unsafe fn project_exchange(
         &mut self,
         exchange: &DeviceExchange,

@@ -1,7 +1,7 @@
 //! Tests layers of more than 2^31 elements. Nearly all elements are zeros, in pages that take no physical memory. In
-//! large grids, only the first and the last blocks run. All blocks between them would write only zeros, which the
-//! memory already contains. In some kernels the last block waits for all other blocks; the tests edit these kernels so
-//! that it waits for fewer blocks.
+//! large grids, only the first and the last blocks run. All other blocks would write only zeros, which the memory
+//! already contains. In some kernels, the last block waits for all other blocks. In the tests, edited kernels make the
+//! last block wait for fewer blocks.
 #![allow(unsafe_code)]
 
 use super::exchange::{bits, narrowed};
@@ -32,7 +32,7 @@ const TAIL: usize = 1 << 20;
 /// Number of all values.
 pub(super) const ALL: usize = (1 << 31) + TAIL;
 
-/// Grids of more blocks than this run only their first and last blocks.
+/// In grids with more blocks than this number, only the first and the last blocks run.
 const LARGE: u64 = 3000;
 /// In larger grids, the number of first blocks that run. The first blocks process this rank's own shards.
 const FIRST_BLOCKS: u64 = 16;

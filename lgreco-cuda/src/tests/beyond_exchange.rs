@@ -64,8 +64,8 @@ fn step(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: Exchange
     .map(Sparse::new);
     let [memory, to, sums, factors, residuals_at, own, means] =
         [&memory, &message, &sums, &factors, &residuals, &gradients, &averaged].map(|memory| memory.part().address);
-    // SAFETY: the memory has the sizes of the program, and lives until all work is done. With a single rank, its
-    // message is the whole buffer of gathered messages.
+    // SAFETY: the memory has the sizes of the program, and lives until all work is done. With a single rank, the rank's
+    // own message is the whole buffer of gathered messages.
     let outcome = unsafe {
         let exchange = backend.begin_exchange(program, memory, residuals_at).unwrap();
         backend.encode_exchange(&exchange, own, to).unwrap();
@@ -138,8 +138,8 @@ fn exchanges() {
     assert_eq!(means[..4 * KNOWN], narrowed(&decoded_tail(&expected, FIRST, KNOWN), Dtype::F32).0);
 }
 
-/// Compares two exchanges with the same setting. In one of them, the first layer has all elements. In the other, the
-/// first layer has only the last values.
+/// Compares two exchanges with the same setting. In one exchange, the first layer has all elements. In the other
+/// exchange, the first layer has only the last values.
 fn check_first(
     backend: &mut CudaBackend,
     setting: Setting,
@@ -186,8 +186,8 @@ fn first_layers_of_eden() {
     assert!(found.means[..4 * KNOWN] == *bytemuck::cast_slice::<f32, u8>(decoded) && decoded.iter().any(|&x| x != 0.0));
 }
 
-/// Edits for an exchange with a large first layer under TopK. Seven fewer spans of the large layer run, because small
-/// layers follow. All 616 blocks that run count themselves as done.
+/// Edits for an exchange with a large first layer under TopK. Of the last blocks that run, seven process small layers,
+/// so seven fewer spans of the large layer are counted. All 616 blocks that run count themselves as done.
 const OF_TOPS: [(Module, &str, &str); 3] = {
     let (from, to) = ("is_last(&program->done, 1, gridDim.x)", "is_last(&program->done, 1, min(616u, gridDim.x))");
     [(Module::Selection, "all - 616", "all - 609"), (Module::Selection, from, to), (Module::Selection, from, to)]

@@ -1,5 +1,5 @@
-//! Tests buckets with shards. The first shard has more than 2^31 elements. After it come the next shard and small
-//! layers. The results for the last values must equal those of a bucket with only these values.
+//! Tests buckets with shards. The first shard has more than 2^31 elements. The next shard and small layers follow the
+//! first shard. The results for the last values must equal those of a bucket with only these values.
 #![allow(unsafe_code)]
 
 use super::beyond::{ALL, FEW, FIRST, filled, sparse};

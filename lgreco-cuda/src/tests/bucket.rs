@@ -313,7 +313,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
     after[3].0 = Setting::TopK(TopK { keep: 100, values: Dtype::F32 });
     let mut new = ranks(&mut cuda, &after);
     for (new, old) in new.iter_mut().zip(&old) {
-        // SAFETY: both are from this backend.
+        // SAFETY: both buckets were made on this backend.
         unsafe { new.bucket.take_over(&mut cuda, &old.bucket) }.unwrap();
         assert_eq!(bits(&new.residuals(&mut cuda)), bits(&old.residuals(&mut cuda)));
         let (first, which) = old.bucket.residual_addresses();
@@ -332,7 +332,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
     third.bucket.set_residuals(&mut cuda, &values).unwrap();
     assert_eq!(bits(&third.residuals(&mut cuda)), bits(&values));
     let shorter = Rank::new(&mut cuda, &after[1..], 0);
-    // SAFETY: both are from this backend.
+    // SAFETY: both buckets were made on this backend.
     let refused = unsafe { third.bucket.take_over(&mut cuda, &shorter.bucket) };
     assert!(matches!(refused, Err(Error::Core(lgreco::Error::Length { .. }))), "{refused:?}");
 }
@@ -350,7 +350,8 @@ fn a_step_is_given_up_wherever_it_is_and_layers_are_forgotten() {
         rank.bucket.residuals_before(cuda, step, &mut values).unwrap();
         bits(&values)
     };
-    // Reads the residuals before step 5 four times: before the step, during it, after it, and after a failed step.
+    // The residuals that preceded step 5 must be the same at four times: before, during and after the step, and after a
+    // failed step.
     let of_step_5 = bits(&ranks[0].residuals(&mut cuda));
     assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
     let gradients = draw(900);
@@ -481,7 +482,7 @@ fn what_the_device_refuses_changes_no_collective() {
         rank.submit(cuda, &values);
         for number in 1.. {
             fails(number);
-            // SAFETY: a counting device uses no address.
+            // SAFETY: a counting device accesses no memory.
             match unsafe { rank.bucket.next(cuda) } {
                 Ok(Some(_)) => {}
                 Ok(None) => return (number, None),

@@ -89,7 +89,8 @@ fn shared_modules() {
     // A context that is created again after its end has no modules yet.
     let mut again = CudaBackend::new(0).unwrap();
     assert_eq!(decode(&mut again), own);
-    // A backend that is dropped while its stream is captured leaves its modules loaded, and no later backend gets them.
+    // A backend that is dropped while its stream is captured leaves its modules loaded, and no later backend gets these
+    // modules.
     let (_, stream) = trainer(0);
     // SAFETY: the stream and its context stay alive.
     let mut captured = unsafe { CudaBackend::with_stream(stream.cast()) }.unwrap();

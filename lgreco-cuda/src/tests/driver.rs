@@ -1,7 +1,7 @@
 //! Tests of `driver.rs` through `simt/fake_driver.cpp`, a stand-in for the driver's library.
 //!
-//! Only separate processes load the stand-in. A test starts this program again, with the stand-in on the library path.
-//! The new process runs one of the tests that are marked as ignored.
+//! Only separate processes load this stand-in. A test starts the test program again, with the stand-in on the library
+//! path. The new process runs one of the tests that are marked as ignored.
 #![allow(unsafe_code)]
 
 use super::simt::{Flavour, build, entries, stand_in, target};

@@ -252,7 +252,7 @@ fn failing_check() {
     }
     let (mut backend, _) = beside_a_trainer();
     let (address, sent) = (device(4 * 64), device(4096));
-    // SAFETY: the stand-in's memory is the CPU's.
+    // SAFETY: the stand-in driver's memory is the CPU's memory.
     unsafe {
         let values = std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<f32>(address as usize), 64);
         values.fill(1.0);
@@ -426,7 +426,7 @@ fn replayed() {
         };
         backend.synchronise().unwrap();
         let before = state();
-        // SAFETY: the stream is the backend's.
+        // SAFETY: the stream belongs to the backend.
         let graph = captured.then(|| unsafe { Graph::capture(stream, || step(&mut backend)) }.unwrap());
         if let Some(graph) = &graph {
             assert_eq!(state().launches - before.launches, 2 * 22, "launches of two ranks");

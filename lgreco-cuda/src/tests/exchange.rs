@@ -18,7 +18,7 @@ use lgreco_testing::powersgd::uniform;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Number of ranks. Some tests treat one rank differently from the others.
+/// Number of ranks. With three ranks, tests can treat one rank differently from the other two.
 pub(super) const WORLD: usize = 3;
 
 /// Simulated device memory on the CPU: aligned to 16 bytes, with arbitrary content.
@@ -103,7 +103,8 @@ impl Rank {
         Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, expected, stream }
     }
 
-    /// Encodes gradients on the device. Returns the payloads and the residuals that the core makes from them.
+    /// Encodes gradients on the device. Returns the payloads and the residuals that the core makes from these
+    /// gradients.
     pub(super) fn encode(
         &mut self,
         backend: &mut CudaBackend,
@@ -137,7 +138,7 @@ impl Rank {
     }
 
     pub(super) fn finish(&mut self, backend: &mut CudaBackend, messages: &mut Memory) {
-        // SAFETY: there is one message per rank; the means replace the gradients.
+        // SAFETY: `messages` has one message per rank, and the means may replace the gradients.
         unsafe { backend.finish_exchange(&self.exchange, messages.address(), self.gradients.address()) }.unwrap();
         self.stream.step += 1;
     }

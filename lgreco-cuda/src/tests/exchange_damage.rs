@@ -41,8 +41,9 @@ pub(super) fn scales(places: &[(usize, usize)]) -> Vec<Damage> {
 }
 
 fn of_qsgd() -> Vec<Damage> {
-    // In layer 0, these are the positions of the scales of both spans. In layer 1, they are those of the smallest and
-    // the largest value of a bucket. In layer 3, it is the position of a scale. A smallest value may be negative.
+    // The list has positions of scales. In layer 0, they are the positions of the scales of both spans. In layer 1,
+    // they are the positions of the two scales of a bucket: its smallest and its largest value. In layer 3, there is
+    // one position of a scale. A smallest value may be negative.
     let mut all = scales(&[(0, 16), (0, 20), (1, 24), (1, 28), (3, 24)]);
     all.push((1, 16, [float(f32::NEG_INFINITY), float(f32::INFINITY)].concat()));
     all.push((1, 16, [float(2.0), float(2.0)].concat()));

@@ -16,8 +16,8 @@ fn eden(bits: u8, scale: Scale) -> Setting {
     Setting::Eden(Eden { bits, scale })
 }
 
-/// Returns layers with several chunks, with short blocks, with one value and without values. The layers have the
-/// lengths of those of [`exchange::layers`].
+/// Returns layers with several chunks, with short blocks, with one value and without values. The layers have the same
+/// lengths as the layers of [`exchange::layers`].
 pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let settings = [
         eden(4, Scale::Unbiased),

@@ -137,8 +137,8 @@ fn a_sum_that_leaves_f32_fails_on_all() {
     let mut ranks = ranks(&mut backend, &layers, config);
     for rank in &mut ranks {
         let mut values = vec![0.0f32; rank.elements];
-        // Each row of the matrix is nonzero in one column, so it selects one element of Q. The largest element of a
-        // column is from 1 to 2.
+        // Each row of the matrix is nonzero in one column, so each element of P is a multiple of one element of Q. The
+        // largest element of a column is from 1 to 2.
         (0..40).for_each(|row| values[30 * row + row % 30] = 1.6e38);
         rank.gradients.fill(bytemuck::cast_slice(&values));
     }

@@ -204,7 +204,7 @@ fn a_step_takes_eight_launches_and_with_topk_fifteen() {
         let before = counted();
         let allocations = of_device.allocations.load(Ordering::Relaxed);
         rank.submit(&mut cuda, &vec![1.0; 9000 * count]);
-        // SAFETY: a counting device uses no address.
+        // SAFETY: a counting device accesses no memory.
         while unsafe { rank.bucket.next(&mut cuda) }.unwrap().is_some() {}
         let after = counted();
         assert_eq!(after[1..], before[1..], "nothing else is enqueued, and nothing waits");
@@ -260,7 +260,7 @@ fn what_the_device_refuses_is_told_to_all_owners() {
     };
     /// Returns the request for the next collective.
     fn next<'r>(rank: &'r mut Rank, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest<'r>>, Error> {
-        // SAFETY: a counting device uses no address.
+        // SAFETY: a counting device accesses no memory.
         unsafe { rank.bucket.next(cuda) }
     }
     let Ok(Some(Request::ReduceScatterSum { lens, values })) = next(&mut rank, &mut cuda) else { panic!("not a sum") };

@@ -17,7 +17,7 @@ use lgreco_testing::powersgd::{check_orthonormal, uniform};
 
 pub(super) type Layers = Vec<(Shape, Setting)>;
 
-/// Number of ranks. Some tests treat one rank differently from the others.
+/// Number of ranks. With three ranks, tests can treat one rank differently from the other two.
 pub(super) const WORLD: usize = 3;
 /// The factor by which uncompressed values are multiplied before they are summed.
 const SHARE: f32 = 0.25;
@@ -50,7 +50,7 @@ pub(super) fn layers() -> Layers {
     ])
 }
 
-/// The ranges of a layer: of its values, of its `P` and `Q` (or its uncompressed values) in the sums, and of its `P`
+/// Where the data of a layer lies: its values, its `P` and `Q` (or its uncompressed values) in the sums, and its `P`
 /// among the orthonormal factors.
 pub(super) struct Place {
     pub(super) shape: Shape,
@@ -81,7 +81,7 @@ pub(super) fn places(layers: &Layers) -> Vec<Place> {
     layers.iter().map(place).collect()
 }
 
-/// A rank: its exchange and memory on the device.
+/// A rank's exchange and memory on the device.
 pub(super) struct Rank {
     pub(super) exchange: DeviceExchange,
     _memory: Memory,
@@ -233,7 +233,7 @@ fn same(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     if bits(found) == bits(expected) { Ok(()) } else { Err(what.into()) }
 }
 
-/// Returns the `Q` of the last step. If a column is zero, the column of the random start matrix replaces it.
+/// Returns the `Q` of the last step. Columns of the random start matrix take the place of zero columns.
 fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0; last.len()];
     start_matrix(stream, place.shape.cols(), place.rank as u32, &mut q).unwrap();

@@ -144,7 +144,7 @@ fn spoiled_steps(backend: &mut CudaBackend) {
     let layers = layers();
     let config = ExchangeConfig { on_fault: OnFault::Nan, ..config(Dtype::F32, 1.0) };
     let mut ranks = ranks(backend, &layers, config);
-    // The last two faults are in layers that do not have all of their values gathered.
+    // The last two faults are in layers in which the kernels do not gather all values.
     let steps: [(&[usize], usize, f32); 7] = [
         (&[], 0, 0.0),
         (&[1], 12_613, f32::NAN),
@@ -179,7 +179,7 @@ fn values_too_large_for_what_they_are_sent_in_are_faults() {
 }
 
 /// If the core decodes a damaged payload, the means must equal the core's. If the core refuses the payload, the device
-/// must report the rank that sent it. All other results must stay the same.
+/// must report the rank that sent the payload. All other results must stay the same.
 #[test]
 fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
     let Some(mut backend) = backend(flavour(), 2) else { return };

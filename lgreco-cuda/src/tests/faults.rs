@@ -25,7 +25,7 @@ fn no_kernel_has_a_data_race() {
 fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
     let library = Command::new("g++").arg("-print-file-name=libasan.so").output();
     let path = library.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    // If g++ does not find the library, it prints the name without a folder.
+    // If g++ does not find the library, g++ prints the name without a folder.
     let Some(path) = path.filter(|path| path.contains('/')) else {
         unavailable("no g++ with an address sanitizer");
         return None;

@@ -1,6 +1,6 @@
-//! Tests communication between blocks of one launch. Kernels have fences before and after the atomic operation by which
-//! a block learns that it is the last. The race check must find each missing fence, and the shipped PTX must contain
-//! all fences.
+//! Tests communication between blocks of one launch. In many kernels, an atomic operation tells a block that it is the
+//! last block to finish. These kernels have fences before and after this operation. The race check must find each
+//! missing fence, and the shipped PTX must contain all fences.
 
 use super::ptx::ptx;
 use super::simt::{Edit, Flavour, Simt};
@@ -27,8 +27,7 @@ enum What<'a> {
 fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 0, Some(Edit { module, from, to }))?));
     let (rows, cols, what) = match module {
-        // The layer has more than one chunk. All k are so large that they drop few values, so that the kernels refine
-        // bins.
+        // The layer has more than one chunk. Every k is nearly the number of values, so that the kernels refine bins.
         Module::TopK => {
             (40_000, 1, What::Row(Candidates::TopK { values: Dtype::F32, keeps: &[39_975, 39_900, 39_800, 39_600] }))
         }

@@ -191,7 +191,7 @@ fn planted_faults_are_found() {
     assert!(damaged(&mut backend).is_err());
 }
 
-/// Simulates a gradient that is overwritten while it is encoded, so that the largest magnitude changes.
+/// Simulates a gradient that changes during its encoding, so that the largest magnitude is wrong.
 #[test]
 fn magnitudes_above_the_range_stay_within_the_bins() {
     let Some(mut backend) = edited(Module::Selection, "cut->high = largest;", "cut->high = cut->prefix;") else {
@@ -299,7 +299,7 @@ fn rows_do_not_depend_on_other_layers() {
     let Some(all) = words_of(&values, u64::MAX, None) else { return };
     let alone = values.chunks(1).flat_map(|layer| words_of(layer, u64::MAX, None).unwrap());
     assert_eq!(all, alone.collect::<Vec<_>>());
-    // With the first limit on the workspace, layers are measured one at a time. With the second limit, they are
+    // With the first limit on the workspace, layers are measured one at a time. With the second limit, layers are
     // measured two at a time.
     assert!([1, 80_000].into_iter().all(|together| words_of(&values, together, None).unwrap() == all));
     for (from, to) in [("all + top.first", "all"), ("errors + top.payload", "errors + number")] {

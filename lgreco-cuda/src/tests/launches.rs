@@ -24,13 +24,13 @@ pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
     /// The value that every byte read from the device has.
     pub(super) content: AtomicU8,
-    /// If not 0, every downloaded status of 8 bytes has this number as its second word. The number simulates how many
-    /// positions the decoder of a TopK payload has found.
+    /// Simulates how many positions the decoder of a TopK payload has found. If this number is not 0, it is the second
+    /// word of every downloaded status of 8 bytes.
     pub(super) ones: AtomicU32,
     /// The error that all launches return, if any.
     pub(super) failing: Mutex<Option<Error>>,
     pub(super) uploads: AtomicUsize,
-    /// The words that were set, by their addresses.
+    /// The words that calls have set, by address.
     pub(super) words: Mutex<BTreeMap<u64, u32>>,
     /// The numbers of launches, of other enqueued operations, and of waits.
     pub(super) kinds: [AtomicUsize; 3],
@@ -246,7 +246,7 @@ fn powersgds_layers_share_launches() {
     }
 }
 
-/// The number of launches depends neither on the number of layers nor on their shapes and ranks.
+/// The number of launches depends neither on the number of layers, nor on the shapes and ranks of the layers.
 #[test]
 fn what_travels_by_sums_takes_twelve_launches() {
     let of_device = Arc::new(Calls::default());
@@ -262,7 +262,7 @@ fn what_travels_by_sums_takes_twelve_launches() {
     };
     for count in [1, 2, 150] {
         let program = ExchangeProgram::new(&layers(count), ExchangeConfig::default()).unwrap();
-        // SAFETY: a counting device uses no address.
+        // SAFETY: a counting device accesses no memory.
         let launches = unsafe {
             let exchange = backend.begin_exchange(program, 4096, 4096).unwrap();
             let mut launches = |call: &dyn Fn(&mut CudaBackend, &DeviceExchange) -> Result<(), Error>| {
@@ -291,7 +291,7 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 64 * 64 }, Dtype::F32, shape);
     let mut uploads = |setting| {
         let before = of_device.uploads.load(Ordering::Relaxed);
-        // SAFETY: a counting device uses no address.
+        // SAFETY: a counting device accesses no memory.
         unsafe {
             backend.encode_to_device(&setting, &gradient, Stream::default(), 256).unwrap();
             backend.decode_on_device(&setting, shape, 256, 4096).unwrap();
@@ -317,7 +317,7 @@ fn a_layer_under_topk_takes_six_launches() {
         let of_device = Arc::new(Calls::default());
         let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
         for (others, calls) in [(1 + 1 + 2, 1), (2 * (1 + 1) + 2, 2)] {
-            // SAFETY: a counting device uses no address.
+            // SAFETY: a counting device accesses no memory.
             unsafe { backend.encode_to_device(&top, &gradient, Stream::default(), 256) }.unwrap();
             let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
             assert_eq!(entries, ["sample", "offer", "refine", "count_kept", "write_kept", "end_payload"]);
@@ -327,7 +327,7 @@ fn a_layer_under_topk_takes_six_launches() {
     }
 }
 
-/// The number of launches does not depend on the number of layers or on their kinds.
+/// The number of launches does not depend on the number of layers or on the kinds of layers.
 #[test]
 fn an_exchange_takes_six_launches_and_four() {
     let of_device = Arc::new(Calls::default());
@@ -338,7 +338,7 @@ fn an_exchange_takes_six_launches_and_four() {
         let layers: Vec<_> = settings.iter().cycle().take(150).map(|&setting| (shape, setting)).collect();
         let program = ExchangeProgram::new(&layers, ExchangeConfig::default()).unwrap();
         let counted = || [0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed));
-        // SAFETY: a counting device uses no address.
+        // SAFETY: a counting device accesses no memory.
         unsafe {
             let exchange = backend.begin_exchange(program, 256, 256).unwrap();
             let before = counted();

@@ -59,8 +59,8 @@ fn is_full() -> bool {
     std::env::var_os("LGRECO_FULL").is_some()
 }
 
-/// Returns all cases if `LGRECO_FULL` requests them, and otherwise every sixth. A hash of the kernels' sources selects
-/// the first case.
+/// Returns all cases if `LGRECO_FULL` requests all cases, and otherwise every sixth case. A hash of the kernels'
+/// sources selects the first case.
 fn some<T>(cases: impl IntoIterator<Item = T>) -> Vec<T> {
     const ONE_IN: usize = 6;
     static HASH: OnceLock<u64> = OnceLock::new();

@@ -227,8 +227,8 @@ fn wrong_numbers_are_found() {
     }
 }
 
-/// Returns the distance of a matrix from its decoded payload, relative to the matrix's norm, for the device's payload
-/// and for the core's. Also returns the device's payload.
+/// Returns two distances of a matrix from its decoded payload, relative to the matrix's norm: for the device's payload
+/// and for the core's payload. Also returns the device's payload.
 fn apart(backend: &mut dyn Backend, rank: u32, magnitude: f32) -> Option<([f64; 2], Vec<u8>)> {
     let (rows, cols) = (301, 77);
     let values: Vec<f32> = uniform(rows * cols, 12).iter().map(|x| x * magnitude).collect();
@@ -332,7 +332,7 @@ fn rows_do_not_depend_on_other_layers() {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b + 1e-10 * norm;
         assert!(found.iter().zip(&expected).all(near), "layer {layer}: {found:?}, not {expected:?}");
     }
-    // With the first limit on the workspace, layers are measured one at a time. With the second limit, they are
+    // With the first limit on the workspace, layers are measured one at a time. With the second limit, layers are
     // measured two at a time.
     assert_eq!(measured(1, &[0, 1, 2, 3]).unwrap(), together);
     assert_eq!(measured(400_000, &[3, 2, 1, 0]).unwrap(), together.into_iter().rev().collect::<Vec<_>>());

@@ -70,7 +70,7 @@ fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[Device
 fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting: &Setting) {
     let (shape, stream) = (job.gradient.shape(), job.stream);
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
-    // SAFETY: a counting device uses no address.
+    // SAFETY: a counting device accesses no memory.
     unsafe {
         let _ = match call {
             Call::Measure => return,

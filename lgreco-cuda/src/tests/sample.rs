@@ -27,7 +27,7 @@ const SMALL: (&str, &str) = ("top.count / 16 + (top.count % 16 != 0)", "top.coun
 const ELSEWHERE: [(&str, &str); 4] = [
     // Fewer than k values reach the bound.
     ("cut->bound = bound;", "cut->bound = INFINITE;"),
-    // All values reach the bound. In large layers, they do not fit into the memory for gathered values.
+    // All values reach the bound. In large layers, so many values do not fit into the memory for gathered values.
     ("lower.bin == NOWHERE ? 0 : min", "true ? 0 : min"),
     // The k-th largest magnitude is below all narrow bins, or above them.
     ("cut->base = least", "cut->base = INFINITE; cut->bin = least"),

@@ -13,7 +13,7 @@ use lgreco::compress::Setting;
 use lgreco::gradient::{Dtype, Shape};
 use lgreco_testing::exchange::{Member, check_space, check_space_damage, check_space_failures};
 
-/// Reads and writes the simulated device's memory directly, because it is the CPU's memory.
+/// Reads and writes the simulated device's memory directly, because the simulated memory is the CPU's memory.
 impl memory::Memory for Memory {
     fn new(bytes: u64) -> Self {
         Memory::new(bytes)

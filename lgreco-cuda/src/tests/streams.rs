@@ -313,8 +313,8 @@ fn null_stream() {
     }
 }
 
-/// Before the staging memory writes a half again, it must wait until the device has read that half, and for no other
-/// work.
+/// Before an upload writes a half of the staging memory again, the upload must wait until the device has read that
+/// half, and for no other work.
 #[test]
 fn staging_waits_for_the_half_that_it_writes() {
     for (mistake, expected) in

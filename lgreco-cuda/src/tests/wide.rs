@@ -1,5 +1,5 @@
-//! Compares layers under TopK whose gathered values do not fit into their memory with the core. The gathered values do
-//! not fit if a layer keeps too many values, or if too many values are equal.
+//! Compares payloads and exchanges of certain layers under TopK with the core. The gathered values of these layers do
+//! not fit into their memory. This happens if a layer keeps too many values, or if too many values are equal.
 
 use super::exchange::{config, steps_of};
 use super::exchange_topk::of;

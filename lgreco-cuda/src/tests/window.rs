@@ -73,7 +73,7 @@ fn a_window_takes_one_launch_per_bucket_and_two_to_close() {
     let shape = Shape::new(768, 768).unwrap();
     let layers = [(shape, Dtype::F32); 150];
     let counted = || [0, 2].map(|kind| calls.kinds[kind].load(Ordering::Relaxed));
-    // SAFETY: a counting device uses no address.
+    // SAFETY: a counting device accesses no memory.
     unsafe {
         let window = backend.begin_window(&layers, 4096).unwrap();
         assert_eq!(counted(), [0, 0]);

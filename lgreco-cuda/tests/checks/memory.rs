@@ -39,7 +39,7 @@ pub trait Memory: Sized {
     /// The collective's errors.
     ///
     /// # Safety
-    /// `lent` is valid memory of `lent.len` values of type `T`, and no enqueued work uses it.
+    /// `lent` is valid memory of `lent.len` values of type `T`, and no enqueued work uses this memory.
     unsafe fn lend<T: bytemuck::Pod>(
         lent: DeviceMemory,
         collective: impl FnOnce(&mut [T]) -> Result<(), CollectiveError>,

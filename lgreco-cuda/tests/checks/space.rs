@@ -61,9 +61,9 @@ pub fn damaged_qsgd() -> Vec<Member> {
 }
 
 /// Returns layers of all methods for tests of damaged messages. TopK, with full values and in few bits, has every
-/// encoding of positions and also payloads without positions. The list includes summed layers, because they must not
-/// get a mean if a message is damaged. PowerSGD has full rank, so that it leaves no residual. In failed steps, a
-/// residual would grow.
+/// encoding of positions and also payloads without positions. The list includes summed layers, because summed layers
+/// must not get a mean if a message is damaged. PowerSGD has full rank, so that it leaves no residual. In failed steps,
+/// a residual would grow.
 pub fn damaged() -> Vec<Member> {
     few_of(&[
         (Setting::TopK(TopK { keep: 20, values: Dtype::F32 }), 290, 1),
