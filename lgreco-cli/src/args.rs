@@ -83,7 +83,7 @@ pub enum Command {
     /// Compare uniform settings, k-means, Algorithm 1 and the proved optimum. Without a limit, compare sizes within the
     /// error of the uniform setting, and errors within its size.
     ///
-    /// Accordion is left out. It compares the gradients of two moments of training, and a file has those of one moment.
+    /// Accordion is left out, because it needs gradients of two moments of training, and a file holds those of one.
     Compare(Compare),
     /// Show a training run in progress: settings, bytes, errors and seconds of its steps.
     Watch(Watch),
@@ -101,7 +101,7 @@ pub struct Source {
     #[arg(long, value_parser = method(), default_value = "hybrid")]
     pub method: Method,
     /// Several methods, such as `qsgd,topk,sidco`. The planner chooses one of them for each layer. Each method has its
-    /// own range of parameters. The default of the first one sets the budget.
+    /// own range of parameters. The default of the first method sets the budget.
     #[arg(long, value_name = "METHOD,...", value_delimiter = ',', value_parser = method(), conflicts_with = "method")]
     pub methods: Vec<Method>,
     #[command(flatten)]
@@ -112,9 +112,9 @@ pub struct Source {
     /// the bits of uniform EDEN, 3]
     #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
-    /// The candidate parameters: FIRST..LAST or FIRST..LAST:STEP. The default is always one of them. Without a step,
-    /// whole numbers (bits, ranks, elements) advance by 1, densities and magnitudes by FIRST. [default: half to twice the
-    /// default, but a tenth to ten times the default for densities of TopK and CLT-k, and 1..8 for EDEN]
+    /// The candidate parameters: FIRST..LAST or FIRST..LAST:STEP. The method's default is always a candidate. Without
+    /// STEP, whole numbers (bits, ranks, elements) advance by 1, densities and magnitudes by FIRST. [default: half to
+    /// twice the default, but a tenth to ten times the default for densities of TopK and CLT-k, and 1..8 for EDEN]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
     /// The widths in which TopK may send its values: `full` (the gradient's own type) or 1 to 8 bits per value, such as
@@ -130,8 +130,9 @@ pub struct Candidates {
     /// `--size`. [default: squared-l2, which best predicts the training loss of plans]
     #[arg(long, value_parser = metric())]
     pub metric: Option<Metric>,
-    /// Number of workers whose payloads will be averaged. It matters if a plan chooses among several methods: errors of
-    /// `qsgd` and `eden` are independent between workers, so their squares are divided by this number.
+    /// Number of workers whose payloads will be averaged. Squared errors of `qsgd` and `eden` are divided by this
+    /// number, because they are independent between workers. The number matters if a plan chooses among several
+    /// methods.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
     pub workers: u32,
     /// Leave tensors with fewer elements uncompressed. Tensors with one dimension always stay uncompressed.
@@ -181,8 +182,8 @@ pub struct Limits {
 pub struct Compare {
     /// Gradients, as for `plan`. Without gradients, the command uses the built-in sample.
     pub gradients: Option<PathBuf>,
-    /// Compare only this method. Without it, compare qsgd, eden, topk, powersgd and hybrid, each within the budget of
-    /// its own default.
+    /// Compare only this method. Without this option, compare qsgd, eden, topk, powersgd and hybrid, each within the
+    /// budget of its own default.
     #[arg(long, value_parser = method())]
     pub method: Option<Method>,
     /// Compare plans that choose one of several methods for each layer, as for `plan`. The uniform setting is the default of
@@ -286,7 +287,7 @@ where
     PossibleValuesParser::new(values).try_map(|word| word.parse::<T>())
 }
 
-/// Parses the number of cells of Algorithm 1. Time and memory are proportional to it. The paper has 10,000.
+/// Parses the number of cells of Algorithm 1, to which its time and memory are proportional. The paper has 10,000.
 fn levels(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(levels @ 1..=10_000_000) => Ok(levels),

@@ -31,7 +31,7 @@ pub struct LeftAlone {
 }
 
 impl Facts {
-    /// The facts about a model in memory and its table. Computes the norms on all cores.
+    /// The facts about a model in memory and about the model's table. Computes the norms on all cores.
     pub fn of_model(model: &[Layer<'_>], measured: &Measured) -> Facts {
         let norms: Vec<f64> = model.par_iter().map(norm).collect();
         let layers: Vec<_> = model.iter().map(|layer| (layer.dims(), layer.gradient().values().dtype())).collect();
@@ -62,7 +62,7 @@ impl Facts {
     }
 }
 
-/// The L2 norm. It adds eight partial sums, so that vector instructions can be used.
+/// The L2 norm. Eight partial sums let the compiler use vector instructions.
 pub(crate) fn norm(layer: &Layer<'_>) -> f64 {
     fn squared<T: Element>(values: &[T]) -> f64 {
         let mut sums = [0.0; 8];

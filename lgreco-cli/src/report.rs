@@ -10,7 +10,7 @@ use lgreco::search::Metric;
 use lgreco::table::NamedTable;
 use std::cmp::Ordering;
 
-/// A note on errors of unbiased and biased methods that share a budget.
+/// A note on comparing the errors of unbiased and biased methods under one budget.
 pub const HYBRID_NOTE: &str = "
 Note: these are errors of one compression. EDEN's and QSGD's are unbiased and average out over workers and steps; those
 of TopK and PowerSGD are biased and need error feedback.
@@ -25,7 +25,7 @@ pub struct Point {
     pub size: u64,
 }
 
-/// The plans for the table of one or several methods within the same limit.
+/// Plans of several solvers and baselines for one table, within the same limit.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Name of the method, or names such as `qsgd,topk`.
@@ -40,7 +40,7 @@ pub struct Comparison {
     pub uniform: Point,
     /// Seconds of measurement.
     pub measure: f64,
-    /// The plans. If the limit is infeasible, only the plan of the default options.
+    /// The plans. If the limit is infeasible, this list has only the plan of the default options.
     pub schemes: Vec<Scheme>,
     /// The smallest possible error or size, if the limit is infeasible.
     pub smallest: Option<Limit>,
@@ -51,11 +51,11 @@ pub struct Comparison {
 pub struct Scheme {
     /// Its name.
     pub name: &'static str,
-    /// Size of its plan in bits.
+    /// Size of the plan in bits.
     pub size: u64,
-    /// Error of its plan.
+    /// Error of the plan.
     pub error: f64,
-    /// Whether its plan is within the limit.
+    /// Whether the plan is within the limit.
     pub within_budget: bool,
     /// The proof, for solvers that give one.
     pub proof: Option<Proof>,
@@ -68,10 +68,10 @@ pub struct Scheme {
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
-    /// Summary of a second plan. If the uniform setting's error limits `plan`, the second plan has the smallest error
-    /// within the uniform setting's size, and vice versa. `None` if the budget is not uniform.
+    /// Summary of a second plan, under the opposite limit: the uniform setting's size if `plan` is limited by the
+    /// uniform setting's error, and vice versa. `None` if the budget is not uniform.
     pub other: Option<Summary>,
-    /// Describes where the limit comes from. Empty if no report needs it.
+    /// Describes where the limit comes from. Empty if no report shows this text.
     pub origin: String,
     /// Seconds of solving.
     pub seconds: f64,
@@ -218,8 +218,8 @@ pub fn default_point(table: &NamedTable) -> Option<Point> {
     Some(Point { error, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
 }
 
-/// The used part of the budget, such as `99.98 %`. It is rounded down, so 100 % means that the whole budget is used, up
-/// to float rounding. If the error exceeds the budget, the text says `over`.
+/// The used part of the budget, such as `99.98 %`. The percentage is rounded down, so 100 % means that the whole budget
+/// is used, up to float rounding. If the error exceeds the budget, the text says `over`.
 pub fn share(error: f64, budget: f64) -> String {
     let percent = |round: fn(f64) -> f64| round(1e4 * (error / budget)) / 100.0;
     match error {
@@ -251,8 +251,8 @@ pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
     }
 }
 
-/// How many times smaller or larger a plan is than `uniform`, or how many times less or more error it has. `None` if
-/// one of the two compared numbers is 0.
+/// For a limited error, how many times smaller or larger the plan is than `uniform`. For a limited size, how many times
+/// less or more error the plan has. `None` if one of the two compared numbers is 0.
 pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
     let (plan, own) = (summary.size, uniform.size);
     match summary.limit() {
@@ -392,7 +392,8 @@ pub fn compared(comparisons: &[Comparison]) -> String {
 }
 
 impl Comparison {
-    /// How far a plan is above the optimum within the limit. This is an upper bound if the optimum is not proved.
+    /// How far a plan is above the optimum within the limit. If the optimum is not proved, the result is an upper
+    /// bound.
     fn above_optimum(&self, scheme: &Scheme) -> String {
         if !scheme.within_budget {
             return "-".into();

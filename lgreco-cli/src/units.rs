@@ -17,7 +17,7 @@ pub fn round(text: &str) -> String {
     text.replace(".00 ", " ").replace(".0 ", " ")
 }
 
-/// A number of at least 1000, in the largest unit that is not larger than the number.
+/// Formats a number of at least 1000 with the largest prefix that leaves at least 1.
 fn prefixed(number: u64, units: [&str; 6]) -> String {
     let (mut scaled, mut unit) = (number as f64 / 1e3, 0);
     while scaled >= 999.5 {

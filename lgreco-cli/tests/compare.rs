@@ -163,7 +163,7 @@ fn several_methods_are_compared_as_one() {
     };
     let both = exact(&comparisons);
     assert_eq!(comparisons[0]["method"], "eden,topk");
-    // The budget is the same as for EDEN alone. Choosing between both methods never needs more bits.
+    // The budget is the same as for EDEN alone. A choice between EDEN and TopK never needs more bits than EDEN alone.
     let alone = compare(&["--method", "eden"]);
     let schemes = alone[0]["schemes"].as_array().unwrap();
     let size = schemes.iter().find(|s| s["scheme"] == "exact").unwrap()["size"].as_u64().unwrap();

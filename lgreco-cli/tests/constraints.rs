@@ -53,8 +53,8 @@ fn groups_and_fixed_settings_are_kept() {
         assert_eq!((&in_file, &in_file[0]), (&asked, &in_file[1]), "{budget}");
         assert_ne!(in_file, labels(&table(false), &["--budget", budget, "--group", "head,fc"]), "{budget}");
     }
-    // `--fix` names the option by its setting, not by its label. The groups of the table and of the command line
-    // overlap, so they become one group. The budget includes the fixed layer.
+    // `--fix` names the option by its setting, not by its label. The group of the table and the group of `--group`
+    // share a layer, so they become one group. The budget includes the fixed layer.
     let all = labels(&table(true), &["--budget", "9", "--group", "head,fc", "--fix", "fc=qsgd 4"]);
     assert_eq!(all, ["half", "half", "half"]);
     let fixed = labels(&table(false), &["--budget", "4", "--fix", "fc=qsgd 2", "--fix", "head=qsgd 8"]);

@@ -6,7 +6,7 @@ mod common;
 use common::{json, lgreco, stdout};
 use std::process::Command;
 
-/// Whether there is a device. Without one, prints a note, or fails if `LGRECO_GPU` demands a device.
+/// Whether there is a CUDA device. Without a device, prints a note, or fails if `LGRECO_GPU` demands a device.
 /// (`LGRECO_REQUIRE=cuda` is for the kernels' own tests, which need no device.)
 fn device() -> bool {
     let devices = stdout(&["devices"]);

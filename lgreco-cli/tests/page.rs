@@ -148,7 +148,7 @@ fn a_line_at_fault_is_named() {
     assert!(output.status.code() == Some(2) && told.contains("steps.jsonl: there is no step in it"), "{told}");
 }
 
-/// A program that is killed when this is dropped.
+/// A running program, which is killed when this value is dropped.
 struct Running(Child);
 
 impl Drop for Running {

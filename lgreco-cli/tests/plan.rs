@@ -111,8 +111,8 @@ fn one_of_anything_is_no_plural() {
     assert!(line.contains("the size limit is 1 bit, "), "{line}");
 }
 
-/// A plan file returns the chosen settings for the sample's layers in another order. Their payloads have the stated
-/// sizes.
+/// A plan file returns the chosen settings for the sample's layers, even in another order. Payloads under these
+/// settings have the sizes in the file.
 #[test]
 fn plans_have_settings_for_the_model() {
     let gradients = Gradients::sample();
@@ -147,8 +147,8 @@ fn exact_is_proven_on_the_sample_and_never_above_dp() {
     }
 }
 
-/// Finds the smallest error within the uniform setting's size, and within the size of the plan for the uniform
-/// setting's error. The two proven results bound each other.
+/// Finds the smallest error within the uniform setting's size. Also finds the smallest error within the size of the
+/// plan that is limited by the uniform setting's error.
 #[test]
 fn a_size_is_a_limit_as_an_error_is() {
     for method in METHODS {

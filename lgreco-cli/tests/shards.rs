@@ -161,7 +161,7 @@ fn memory_is_bounded_by_the_largest_layers() {
     let (rows, columns) = (2048, 4096); // 16 MiB of bf16
     let bytes = 2 * rows * columns;
     let layer = |i: usize| {
-        // Most tensors have one dimension, so that few are measured.
+        // Most tensors have one dimension, so the command measures only a few.
         let dims = if i.is_multiple_of(8) { format!("[{rows},{columns}]") } else { format!("[{}]", rows * columns) };
         format!(r#""w{i}":{{"dtype":"BF16","shape":{dims},"data_offsets":[{},{}]}}"#, i * bytes, (i + 1) * bytes)
     };

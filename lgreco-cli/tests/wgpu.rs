@@ -5,7 +5,7 @@ mod common;
 use common::{failure_in, file, json, lgreco, safetensors, stdout};
 use std::process::Command;
 
-/// Whether there is an adapter. Without one, prints a note, or fails if `LGRECO_REQUIRE` names wgpu.
+/// Whether there is a wgpu adapter. Without an adapter, prints a note, or fails if `LGRECO_REQUIRE` names wgpu.
 fn adapter() -> bool {
     let devices = stdout(&["devices"]);
     let found = devices.lines().any(|line| line.starts_with("wgpu   available: "));

@@ -68,7 +68,7 @@ fn plot() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// Parses the path of a page. It may have any ending.
+/// Parses the path of a page. The file name may have any ending.
 pub(super) fn page() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
         true => Err("a page is not written to standard output: name a file"),

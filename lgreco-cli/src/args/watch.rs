@@ -11,8 +11,8 @@ pub struct Watch {
     /// (in C lgreco_controller_metrics_json). The command follows the file while it grows. If the file becomes shorter,
     /// the command reads it again from the start.
     pub steps: PathBuf,
-    /// Write a page for a browser. It reloads itself while the run continues. It shows bytes, errors and seconds over
-    /// the steps, settings over the model's depth, and a table of layers.
+    /// Write a page for a browser, which reloads itself while the run continues. The page shows bytes, errors and
+    /// seconds over the steps, settings over the model's depth, and a table of layers.
     #[arg(long, value_name = "FILE.html", value_parser = page())]
     pub html: Option<PathBuf>,
     /// Show the lines that the file has now, and do not wait for more.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// A colour, with variants for light and dark pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Colour {
-    /// Its name in style sheets.
+    /// The colour's name in style sheets.
     pub name: &'static str,
     /// The value for white pages.
     pub light: &'static str,
@@ -42,7 +42,7 @@ pub const VIOLET: Colour = colour("violet", "#70608f", "#b1a0d8");
 /// A colour for data.
 pub const TEAL: Colour = colour("teal", "#21858f", "#58bcc6");
 
-/// Colours of a chart's series, in the order in which series take them. Charts have at most this many series.
+/// Colours of a chart's series, first series first. A chart has at most as many series as there are colours.
 pub const SERIES: [Colour; 6] = [BLUE, ORANGE, GREEN, RED, VIOLET, TEAL];
 
 const ALL: [Colour; 12] = [INK, MUTED, GRID, PAPER, TRACK, GREY, BLUE, ORANGE, GREEN, RED, VIOLET, TEAL];

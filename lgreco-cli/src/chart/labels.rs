@@ -2,7 +2,7 @@
 
 use super::{Anchor, Area, Colour, INK, Svg};
 
-/// Largest width of a text in pixels, in the fonts that browsers use. DejaVu Sans is the widest of them.
+/// Largest width of a text in pixels, in the fonts that browsers use. DejaVu Sans is the widest of these fonts.
 pub fn text_width(text: &str, size: f64) -> f64 {
     let of = |c: char| match c {
         'i' | 'j' | 'l' | '\'' | '.' | ',' | ':' | ';' | '|' | '!' | ' ' | 'I' => 0.35,
@@ -117,8 +117,8 @@ impl Labels {
         let step = 1.25 * size;
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by(|&a, &b| texts[a].2.1.total_cmp(&texts[b].2.1));
-        // From top to bottom, each text moves below the one above it. Then, from bottom to top, texts below the chart
-        // move up into it.
+        // The first pass, from top to bottom, moves each text below the previous text. The second pass, from bottom to
+        // top, moves texts that are below the chart back into the chart.
         let mut heights: Vec<f64> = Vec::new();
         for &text in &order {
             let least = heights.last().map_or(within.0 + size / 2.0, |above| above + step);

@@ -27,7 +27,7 @@ pub struct Axis<'a> {
 /// Values that belong together.
 #[derive(Clone, Debug)]
 pub struct Series<'a> {
-    /// Name of the series. If it is empty, no name is written.
+    /// Name of the series. An empty name is not written.
     pub name: &'a str,
     /// Colour of the series.
     pub colour: Colour,
@@ -51,8 +51,8 @@ pub struct Chart<'a> {
     pub y: Axis<'a>,
     /// The data.
     pub series: Vec<Series<'a>>,
-    /// Whether the names of the series form a column to the right of their last points. If not, each name is beside its
-    /// series.
+    /// Whether the names of the series form a column to the right of their last points. Otherwise each name is beside
+    /// its series.
     pub names_right: bool,
 }
 
@@ -94,7 +94,7 @@ impl Series<'_> {
 }
 
 impl Chart<'_> {
-    /// Draws the chart. If no point can be drawn, it writes "nothing to draw".
+    /// Draws the chart, or writes "nothing to draw" if no point can be drawn.
     pub fn draw(&self, svg: &mut Svg, area: Area) {
         let place = |&(x, y): &(f64, f64)| self.x.has(x) && self.y.has(y);
         if !self.series.iter().any(|series| series.points.iter().any(place)) {
@@ -140,7 +140,7 @@ impl Chart<'_> {
         self.name_series(svg, &drawn, labels);
     }
 
-    /// Draws one series, and keeps later texts off it. Returns the pixels of its points, with their indices.
+    /// Draws one series, and keeps later texts off the series. Returns the pixel coordinates and indices of the points.
     fn draw_series(&self, svg: &mut Svg, series: &Series<'_>, (x, y): (&Scale, &Scale), labels: &mut Labels) -> Places {
         let has = |&(_, point): &(usize, &(f64, f64))| self.x.has(point.0) && self.y.has(point.1);
         let points: Vec<_> = series.points.iter().enumerate().filter(has).collect();

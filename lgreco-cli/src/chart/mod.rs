@@ -1,4 +1,4 @@
-//! Draws charts as SVG, in light and dark colours. Plan pictures, pages and this project's trainers use it.
+//! Draws charts as SVG, in light and dark colours, for plan pictures, pages and this project's trainers.
 
 mod area;
 mod colour;

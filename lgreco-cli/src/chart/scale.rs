@@ -22,7 +22,7 @@ impl Scale {
         Scale { low, high, log: false, first, last }
     }
 
-    /// A logarithmic axis. Ends that are not positive or too close to the limits of f64 are replaced by 0.5 and 2.
+    /// A logarithmic axis. If an end is not positive or too close to the limits of f64, the axis goes from 0.5 to 2.
     pub fn log((low, high): (f64, f64), (first, last): (f64, f64)) -> Scale {
         let possible = low > 1e-300 && high < 1e300 && high >= low;
         let (low, high) = if possible { (low, high) } else { (0.5, 2.0) };
@@ -42,8 +42,8 @@ impl Scale {
         self.first + part * (self.last - self.first)
     }
 
-    /// Returns as many round values as fit at this font size, with their texts. `beside` is true if the texts are side
-    /// by side, and false if they are one above another.
+    /// Returns up to 8 round values whose texts fit on the axis at this font size. `beside` is true if the texts are
+    /// side by side, and false if they are one above another.
     pub fn ticks(&self, write: &dyn Fn(f64) -> String, size: f64, beside: bool) -> Vec<(f64, String)> {
         let room = |ticks: &[(f64, String)]| {
             ticks.windows(2).all(|pair| {
@@ -57,7 +57,7 @@ impl Scale {
         sets.into_iter().find(|ticks| ticks.len() > 1 && room(ticks)).unwrap_or_default()
     }
 
-    /// At most `most` round values within the ends.
+    /// At most `most` round values between the ends of the axis.
     fn round_values(&self, most: usize) -> Vec<f64> {
         if !self.log || self.high < 3.0 * self.low {
             return linear_values(self.low, self.high, most);

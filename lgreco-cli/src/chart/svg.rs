@@ -33,7 +33,7 @@ impl Svg {
         self.height = self.height.max(height);
     }
 
-    /// Draws a rectangle. `tip` is shown to readers who point at it, unless it is empty.
+    /// Draws a rectangle. If `tip` is not empty, readers who point at the rectangle see this text.
     pub fn rect(&mut self, area: Area, colour: Colour, tip: &str) {
         let Area { left, top, right, bottom } = area;
         let (width, height) = (number(right - left), number(bottom - top));
@@ -46,7 +46,7 @@ impl Svg {
         self.shape(&shape, "rect", tip);
     }
 
-    /// Draws a disc. `tip` is shown to readers who point at it, unless it is empty.
+    /// Draws a disc. If `tip` is not empty, readers who point at the disc see this text.
     pub fn dot(&mut self, at: (f64, f64), radius: f64, colour: Colour, tip: &str) {
         let Colour { name, light, .. } = colour;
         let (x, y, radius) = (number(at.0), number(at.1), number(radius));
@@ -79,7 +79,7 @@ impl Svg {
         );
     }
 
-    /// Writes a text. `at` is at half the height of its letters.
+    /// Writes a text. `at` is at half the height of the letters.
     pub fn text(&mut self, words: &str, at: (f64, f64), size: f64, colour: Colour, anchor: Anchor) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -95,7 +95,7 @@ impl Svg {
         );
     }
 
-    /// The picture as a file, with a background. `label` describes it for screen readers.
+    /// The picture as a file, with a background. `label` describes the picture for screen readers.
     pub fn file(&self, label: &str) -> String {
         let mut paper = Svg::new(self.width, self.height);
         paper.rect(Area::new(0.0, 0.0, self.width, self.height), PAPER, "");
@@ -107,8 +107,8 @@ impl Svg {
         )
     }
 
-    /// The picture as an element of a page whose style sheet has the colours. It is never wider than the element that
-    /// contains it.
+    /// The picture as an element of a page whose style sheet has the colours. The picture is never wider than the
+    /// element around it.
     pub fn element_of_page(&self, label: &str) -> String {
         self.element(label, &format!(" style=\"max-width:{}px\"", number(self.width)), "")
     }

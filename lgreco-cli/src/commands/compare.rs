@@ -76,8 +76,7 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     emit(out, report, || json(&comparisons), compare.json.as_ref())
 }
 
-/// Returns the budget that the user gave. If there is none, returns two budgets: the uniform setting's error and its
-/// size.
+/// Returns the budget that the user gave. Without a budget, returns two: the error and the size of the uniform setting.
 fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     let alpha = limits.alpha.unwrap_or(1.0);
     let (error, size) = (Budget::Defaults { alpha, options }, Budget::DefaultSize { alpha, options });
@@ -90,7 +89,7 @@ fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
     }
 }
 
-/// Makes the plans of all solvers and baselines within a limit. The uniform setting is not among them.
+/// Makes the plans of all solvers and baselines within a limit, without the uniform setting.
 fn choosers(
     methods: &[Method],
     metric: Metric,
@@ -104,7 +103,7 @@ fn choosers(
     let clusters = table.iter().map(<[_]>::len).max().unwrap_or(1).min(MOST_CLUSTERS);
 
     let mut schemes = Vec::new();
-    // k-means gives all layers of a cluster the option of the same index. So each index must be the same setting in all
+    // k-means gives all layers of a cluster the option of the same index. So an index must mean the same setting in all
     // layers.
     if methods.len() == 1 && methods != [Method::Hybrid] {
         schemes.push(chosen(table, limit, "k-means", || {

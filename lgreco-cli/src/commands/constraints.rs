@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Prepares `table` for planning within the constraints of the table and the command line. `name` is the table's name for
 /// messages.
 ///
-/// If both fix the same layer, the command line wins.
+/// If the table and the command line fix the same layer, the command line wins.
 pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> Result<Merged<'a>, Failure> {
     let refused = |flag: &str, what: String| Failure::bad_input(format_args!("{name}: {flag}: {what}"));
     let find = |flag: &str, pattern: &str| {
@@ -19,7 +19,7 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
     };
     let mut constraints = table.constraints();
     for Group(patterns) in &asked.group {
-        // Layers in whose names `*` matches the same text form one group.
+        // Layers form one group if `*` matches the same text in their names.
         let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for pattern in patterns {
             for (layer, star) in find("--group", pattern)? {
@@ -59,7 +59,8 @@ pub fn merged<'a>(name: &str, table: &'a NamedTable, asked: &ConstraintArgs) -> 
     table.merged(&constraints).map_err(|error| Failure::from_core(&error.error, format_args!("{name}: {error}")))
 }
 
-/// The layer with this name, or the layers that match a pattern with `*`, each with the text that `*` matches.
+/// The layers whose names match `pattern`, each with the text that `*` matches. A layer with exactly this name matches
+/// alone.
 fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
     if let Some(layer) = table.find(pattern) {
         return vec![(layer, "")];
@@ -69,7 +70,8 @@ fn matches<'a>(table: &'a NamedTable, pattern: &str) -> Vec<(usize, &'a str)> {
     (0..table.layers()).filter_map(star).collect()
 }
 
-/// Splits a text at the first `=` for which the part before it names layers. Names and labels may contain `=` too.
+/// Splits `LAYER=SETTING` at the first `=` after which the left part names layers. Names and labels may contain `=`
+/// too.
 fn split<'a, 'b>(table: &'a NamedTable, text: &'b str) -> Option<(Vec<(usize, &'a str)>, &'b str)> {
     text.match_indices('=').find_map(|(at, _)| {
         let layers = matches(table, &text[..at]);

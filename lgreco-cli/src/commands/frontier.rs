@@ -63,7 +63,8 @@ fn which(frontier: &Frontier) -> String {
     match frontier {
         Frontier { complete: true, .. } => format!("{points}: the whole frontier"),
         Frontier { proven: true, .. } => format!("{points}, their sizes spread by equal factors: there are more"),
-        // All points are proven, but a plan without a proof was dropped, because one of the points beats it.
+        // The frontier is incomplete although all its points are proven: a plan without a proof was dropped, because a
+        // point beats this plan.
         _ if open == 0 => format!("{points}, all proven, but not all sizes between them: others may be missing"),
         _ => format!("{points}, of which {open} not proven: others may be missing"),
     }
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(which(&whole), "3 points: the whole frontier");
         let some = merged.frontier(2, Limits::default()).unwrap();
         assert_eq!(which(&some), "2 points, their sizes spread by equal factors: there are more");
-        // The only plan without a proof was left out.
+        // A frontier that left out its only plan without a proof.
         let open = Frontier { complete: false, proven: false, ..whole };
         assert_eq!(which(&open), "3 points, all proven, but not all sizes between them: others may be missing");
     }

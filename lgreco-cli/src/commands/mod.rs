@@ -57,8 +57,8 @@ fn print(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// Turns the result of writing to standard output into a command's result. It is not a failure if the reader closed its
-/// end early.
+/// Turns the result of writing to standard output into a command's result. A pipe that the reader closed early is not a
+/// failure.
 pub fn printed(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),

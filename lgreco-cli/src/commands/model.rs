@@ -49,7 +49,7 @@ impl Model {
         Ok(Model { gradients: Stored::open(path)?, name: path.display().to_string() })
     }
 
-    /// The model's files. No result may overwrite them.
+    /// The model's files, which results must not overwrite.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.gradients.files()
     }
@@ -119,7 +119,7 @@ impl Model {
         Ok((outcomes, reading))
     }
 
-    /// Converts an error for the user. `told` is the device's message, if it has one.
+    /// Converts an error for the user. `told` is the device's message, if the device has one.
     fn failed(&self, search: &Search, failed: NamedError, told: Option<String>) -> Failure {
         match failed.error {
             Error::EmptyTable => Failure::bad_input(format_args!(
@@ -139,7 +139,7 @@ impl Model {
 }
 
 impl Pass<'_> {
-    /// Measures the rows of `layers`. `first` is the model's index of the first layer.
+    /// Measures the error-table rows of `layers`. `first` is the index in the model of the first of these layers.
     fn measure(
         &mut self,
         layers: &[Layer<'_>],

@@ -1,4 +1,4 @@
-//! Reads tables with settings of compressors from outside lgreco. A solver needs only their sizes and errors.
+//! Reads tables with settings of compressors from outside lgreco. A solver needs only the sizes and errors in a table.
 
 use lgreco::compress::method::{Method, Methods, Parameters, RESERVED};
 use lgreco::file::{Error, TableFile};
@@ -20,7 +20,7 @@ pub fn read(json: &[u8]) -> Result<TableFile, Error> {
 struct Outside {
     id: u8,
     name: &'static str,
-    /// For each parameter, whether its text in some setting is not a whole number.
+    /// For each parameter, whether some setting gives it a value that is not a whole number.
     floats: Vec<bool>,
 }
 

@@ -36,8 +36,8 @@ pub fn run(
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Reads a table file, or standard input for `-`. Also returns its name, for messages. `results` must not overwrite the
-/// file.
+/// Reads a table file, or standard input for `-`. Also returns the file's name, for messages. `results` must not
+/// overwrite the file.
 pub fn read<'a>(
     path: &'a Path,
     results: impl Iterator<Item = (&'static str, &'a Path)>,
@@ -59,7 +59,7 @@ pub fn read<'a>(
 
 /// Solves `table` within the constraints in `merged`. `name` is the table's name for messages.
 ///
-/// The limit is the one in `solving`, or else the budget `own`, or else the size of the default options.
+/// The limit comes from `solving`, or else from the budget `own`, or else from the size of the default options.
 pub fn solve(
     name: &str,
     table: &NamedTable,
@@ -73,8 +73,8 @@ pub fn solve(
     let (plan, seconds) = timed(format!("solving {}", counted(table.layers() as u64, "layer")), || {
         merged.solve(budget, defaults.as_deref(), solver)
     });
-    // Also solves for the opposite limit. If the budget is the uniform setting's error, the uniform setting's size
-    // limits the second plan, and vice versa.
+    // If the uniform setting's error limits the plan, a second plan is limited by the uniform setting's size, and vice
+    // versa.
     let other = match budget {
         Budget::Defaults { alpha, options } => Some(Budget::DefaultSize { alpha, options }),
         Budget::DefaultSize { alpha, options } => Some(Budget::Defaults { alpha, options }),
@@ -89,7 +89,8 @@ pub fn solve(
     Ok(Solved { plan: plan.map_err(named)?, other, origin, seconds })
 }
 
-/// Describes one end of the feasible range, for an infeasible limit. The error itself describes the other end.
+/// For an infeasible error budget, describes the smallest plan. For an infeasible size, describes the plan with the
+/// least error.
 fn feasible(table: &NamedTable, merged: &Merged<'_>, error: &Error) -> String {
     let end = |budget| merged.solve(budget, None, Solver::default());
     let told = match error {

@@ -44,7 +44,7 @@ fn follow(watch: &Watch, mut source: Source, out: &mut dyn Write) -> Result<(), 
     let (mut run, mut shown, mut is_new) = (Run::default(), None::<Instant>, false);
     out.write_all(Run::head().as_bytes())?;
     loop {
-        // A line that is not shown yet is shown after `every`, even if no other line follows.
+        // A new line is shown after at most `every`, even if no other line follows.
         let since = shown.map_or(Duration::ZERO, |time| time.elapsed());
         let wait = (is_new && !watch.once).then(|| every.saturating_sub(since));
         let waits = match source.next(wait)? {

@@ -25,8 +25,8 @@ pub fn distinct<'a>(
     Ok(())
 }
 
-/// Writes `text` to the file at `path`. Writes a temporary file in the same folder, which then replaces the old file.
-/// So the old content remains if writing fails. Devices and pipes are written directly.
+/// Writes `text` to a temporary file in the folder of `path`, which then replaces the old file. So the old content
+/// remains if writing fails. Devices and pipes are written directly.
 pub fn file(path: &Path, text: &str) -> Result<(), Failure> {
     let place = place(path);
     let written = if is_special(&place) { fs::write(&place, text) } else { replace(&place, text.as_bytes()) };
@@ -50,15 +50,15 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         // Reports the first error, even if removing the temporary file fails too.
         let _ = fs::remove_file(&beside);
     })?;
-    // The file exists. Synchronising its folder makes it survive a power cut. Not all systems support this.
+    // Synchronising the folder makes the new file survive a power cut. Some systems cannot synchronise folders, so
+    // failures are ignored.
     let _ = File::open(place.with_file_name("")).and_then(|folder| folder.sync_all());
     Ok(())
 }
 
 /// Creates a temporary file beside the file `place`, and locks it so that no other process considers it abandoned.
 fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
-    // Each name is used once, because a process that removes an earlier file of the same name could also remove this
-    // file.
+    // No name is used twice: a process that removes an old file could otherwise also remove a new file of this name.
     static CREATED: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
         let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
@@ -92,8 +92,8 @@ fn remove_abandoned(place: &Path) {
         if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
-        // The lock is held until the file is removed. A process that has just created the file waits for the lock, and then
-        // notices that the file is gone.
+        // This process holds the lock until the file is removed. A process that has just created the file waits for the
+        // lock, and then notices that the file is gone.
         if let Ok(file) = File::open(entry.path())
             && file.try_lock().is_ok()
         {
@@ -102,7 +102,7 @@ fn remove_abandoned(place: &Path) {
     }
 }
 
-/// The file to which `path` leads through links, or the path at which it would be created.
+/// The file to which `path` leads through links. If the file does not exist, the path at which it would be created.
 fn place(path: &Path) -> PathBuf {
     let there = |path: &Path| path.canonicalize().ok();
     let mut path = path.to_owned();
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Between creation and lock, a search for abandoned files can find a file that no process has locked yet.
+    /// A search for abandoned files can find a new file before the process that created the file has locked it.
     #[test]
     fn what_is_written_is_not_taken_for_abandoned() {
         let folder = tempfile::tempdir().unwrap();

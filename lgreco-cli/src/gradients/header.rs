@@ -20,13 +20,13 @@ pub(super) struct Tensor {
     pub(super) dtype: Dtype,
     /// Index of its file.
     pub(super) shard: usize,
-    /// Position of its first byte in the file.
+    /// Position of the tensor's first byte in the file.
     pub(super) at: u64,
-    /// Length of its values in bytes.
+    /// Length of the tensor's values in bytes.
     pub(super) bytes: usize,
 }
 
-/// Reads the header of the file with index `shard`. The tensors are in the order of their data.
+/// Reads the header of the file with index `shard`. The returned tensors are ordered by the position of their data.
 pub(super) fn read(bytes: &Bytes, shard: usize) -> Result<Vec<Tensor>, Failure> {
     let wrong = |what: &dyn fmt::Display| Failure::bad_input(what);
     let whole = bytes.len().map_err(|error| wrong(&error))?;

@@ -4,14 +4,14 @@
 //! folder except hidden ones. Tensors must be F32, F16 or BF16. Any other type is an error that names the tensor, so that no
 //! tensor is left out unnoticed.
 //!
-//! Files are ordered by name, and layers by their data within a file, so the order is the same on every run. Empty
-//! tensors at the same position are ordered by name.
+//! Files are ordered by name. Within a file, layers are ordered by the position of their data. So the order is the same
+//! on every run. Empty tensors at the same position are ordered by name.
 //!
 //! [`Stored`] holds the headers, and reads layers on request. [`Gradients`] holds all layers in memory.
 //!
 //! Files are read, not mapped: truncating a mapped file kills the process, and mapping needs unsafe code. Reading a
-//! batch of layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB). The copy aligns the values, whatever
-//! the file's offsets are. If a file ends early, the error names the file and the layer.
+//! batch of layers into a reused buffer costs a copy (0.2 s of a core for 0.7 GB). Values are aligned in this copy,
+//! even if they are not in the file. If a file ends early, the error names the file and the layer.
 //!
 //! A batch is at most four times as large as the largest layer, or 64 MiB if that is more. So memory depends on
 //! the largest layers, not on the size of the model.
@@ -35,10 +35,10 @@ use std::sync::{Mutex, PoisonError};
 /// The gradients of a small transformer after 300 steps of training, in bf16.
 static SAMPLE: &[u8] = include_bytes!("../../data/sample.safetensors");
 
-/// A batch may always have this many bytes, because small reads are slow.
+/// Smallest limit on the bytes of a batch, because small reads are slow.
 const SMALL_BATCH: usize = 64 << 20;
 
-/// Gradients in files. Only the headers have been read.
+/// Gradients in files, of which only the headers are in memory.
 #[derive(Debug)]
 pub struct Stored {
     /// The index file that names the shards, if there is one.
@@ -49,7 +49,7 @@ pub struct Stored {
 
 #[derive(Debug)]
 struct Shard {
-    /// Path of the file. None for bytes in memory.
+    /// Path of the file. `None` for gradients in memory.
     path: Option<PathBuf>,
     bytes: Bytes,
 }
@@ -140,7 +140,7 @@ impl Stored {
         Stored::parse(SAMPLE).expect("the sample is valid")
     }
 
-    /// Reads the header of a safetensors file in memory. Bytes that are not such a file give an error, not a panic.
+    /// Reads the header of a safetensors file in memory. Arbitrary bytes give an error, not a panic.
     ///
     /// # Errors
     /// Returns an error if the bytes are not a safetensors file, or if the file has no tensors or two tensors with the
@@ -179,7 +179,7 @@ impl Stored {
     /// The file that holds layer `index`. `None` for gradients in memory.
     ///
     /// # Panics
-    /// When the model has no such layer.
+    /// Panics if the model has no layer `index`.
     pub fn file_of(&self, index: usize) -> Option<&Path> {
         self.shards[self.tensors[index].shard].path.as_deref()
     }
@@ -213,7 +213,7 @@ impl Stored {
     /// error if the buffer cannot be allocated.
     ///
     /// # Panics
-    /// When the model has no such layers.
+    /// Panics if `range` contains an index without a layer.
     pub fn read<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<u64>) -> Result<Vec<Layer<'a>>, Failure> {
         let tensors = &self.tensors[range.clone()];
         let needed = tensors.iter().map(words).sum::<usize>();
@@ -245,12 +245,12 @@ impl Stored {
 
 const NO_TENSORS: &str = "the file holds no tensors";
 
-/// Number of 8-byte words that a tensor takes in a buffer. Every tensor starts at a new word.
+/// Number of 8-byte words that a tensor takes in a buffer. Each tensor starts at the beginning of a word.
 fn words(tensor: &Tensor) -> usize {
     tensor.bytes.div_ceil(8)
 }
 
-/// The layers of `tensors`. Their values follow each other in `buffer`.
+/// The layers of `tensors`, whose values lie one after the other in `buffer`.
 fn laid_out<'a>(tensors: &'a [Tensor], mut buffer: &'a [u64]) -> Vec<Layer<'a>> {
     let layer = |tensor: &'a Tensor| {
         let (words, rest) = buffer.split_at(words(tensor));
@@ -287,7 +287,7 @@ impl Gradients {
         Stored::sample().try_into().expect("the sample is valid")
     }
 
-    /// Reads a safetensors file in memory. Bytes that are not such a file give an error, not a panic.
+    /// Reads a safetensors file in memory. Arbitrary bytes give an error, not a panic.
     ///
     /// ```
     /// use lgreco_cli::gradients::Gradients;

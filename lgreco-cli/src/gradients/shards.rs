@@ -111,8 +111,8 @@ impl Index {
     }
 }
 
-/// `file` as a relative path without `..`, so that it stays inside the index's folder. Links may still lead out of it.
-/// Returns `None` for all other paths.
+/// `file` as a relative path without `..`, which stays inside the index's folder, except through links. Returns `None`
+/// for all other paths.
 fn inside(file: &str) -> Option<PathBuf> {
     let mut path = PathBuf::new();
     for component in Path::new(file).components() {

@@ -1,4 +1,4 @@
-//! Pages for a browser. Each is one file that loads no other files.
+//! Pages for a browser. Each page is one file that loads no other files.
 
 mod plan;
 mod table;
@@ -47,7 +47,8 @@ impl Page {
         }
     }
 
-    /// Adds a drawing in both widths. `label` describes it for screen readers.
+    /// Adds a drawing in both widths, for wide screens and for phones. `label` describes the drawing for screen
+    /// readers.
     pub(crate) fn drawing(&mut self, label: &str, draw: impl Fn(f64) -> Svg) {
         for (class, width) in ["wide", "narrow"].into_iter().zip(WIDTHS) {
             self.body += &format!("<div class=\"{class}\">\n{}</div>\n", draw(width).element_of_page(label));
@@ -59,7 +60,7 @@ impl Page {
         self.body += html;
     }
 
-    /// The whole page. It is also valid XML.
+    /// The whole page, as HTML that is also valid XML.
     pub(crate) fn finish(&self) -> String {
         let title = escaped(&self.title);
         let refresh =

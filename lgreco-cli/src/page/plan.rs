@@ -10,8 +10,8 @@ use lgreco::file::PlanFile;
 use lgreco::plan::Merged;
 use lgreco::table::NamedTable;
 
-/// A page about a plan for `table`, solved within the constraints in `merged`. `times` are seconds of work, each with
-/// the name of the work.
+/// A page about a plan for `table`, solved within the constraints in `merged`. Each entry of `times` is the name of a
+/// phase of the work and its seconds.
 ///
 /// # Errors
 /// A [`Failure`] when memory for the frontier runs out.
@@ -57,7 +57,7 @@ pub(crate) fn drawn(
             relative.map_or(Cell::Number(None, String::new()), |part| {
                 Cell::Number(Some(part), format!("{} %", significant(100.0 * part)))
             }),
-            // Relative errors are more useful, but need `facts`.
+            // The page shows relative errors if `facts` has the norms, and otherwise the plan's absolute errors.
             match facts {
                 Some(_) => Cell::Number(None, String::new()),
                 None => Cell::Number(Some(choice.error), significant(choice.error)),
@@ -69,7 +69,7 @@ pub(crate) fn drawn(
     page.finish()
 }
 
-/// A page about a plan, made only from its file. It lacks the frontier, shapes and relative errors.
+/// A page about a plan, made only from the plan file. This page lacks the frontier, shapes and relative errors.
 pub fn of_file(title: &str, file: &PlanFile) -> String {
     let bar = |layer: &lgreco::file::PlanLayer| Bar {
         name: printable(&layer.name),

@@ -6,7 +6,7 @@ use crate::chart::escaped;
 pub(crate) enum Cell {
     /// Sorted as text.
     Text(String),
-    /// Sorted by the number. Cells without a number come last.
+    /// A cell that is sorted by its number. Cells without a number come last.
     Number(Option<f64>, String),
 }
 

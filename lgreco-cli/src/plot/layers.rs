@@ -5,10 +5,10 @@ use crate::chart::{
     Anchor, Area, BLUE, Colour, GREEN, GRID, INK, MUTED, ORANGE, RED, Scale, Svg, TEAL, VIOLET, legend, text_width,
 };
 
-/// Colours of the methods. A label begins with the method's name.
+/// Colours of the methods, by the method's name, with which a setting's label begins.
 const METHODS: [(&str, Colour); 5] =
     [("eden", BLUE), ("qsgd", RED), ("topk", ORANGE), ("powersgd", GREEN), ("dense", VIOLET)];
-/// Label and colour that all other methods share.
+/// Name and colour of all methods that [`METHODS`] lacks.
 const OTHER: (&str, Colour) = ("other", TEAL);
 
 fn method(label: &str) -> (&'static str, Colour) {

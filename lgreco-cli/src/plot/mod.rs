@@ -41,9 +41,10 @@ pub struct Bar {
     pub name: String,
     /// The chosen option's label.
     pub label: String,
-    /// The value of the bar: the measured quantity under the chosen option.
+    /// Length of the bar: the picture's quantity under the chosen option.
     pub chosen: f64,
-    /// The value of the mark: the same quantity under the default option, if there is one.
+    /// Position of the mark beside the bar: the picture's quantity under the default option, if the layer has a
+    /// default.
     pub mark: Option<f64>,
 }
 

@@ -7,11 +7,11 @@ use crate::report::{self, Point};
 use lgreco::plan::{Merged, Plan, exact::Limits};
 use lgreco::table::NamedTable;
 
-/// Number of points of the frontier. Each takes up to four runs of the solver.
+/// Number of points of the frontier. Each point takes up to four runs of the solver.
 const POINTS: usize = 25;
 
 impl Picture {
-    /// The picture of a plan for `table`. Its frontier keeps the same constraints as the plan.
+    /// The picture of a plan for `table`. The frontier in the picture keeps the same constraints as the plan.
     pub fn of_plan(
         title: &str,
         table: &NamedTable,

@@ -14,13 +14,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Outcome of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The parser rejected it with a reason, or it asked for help.
+    /// The parser rejected the command line with a reason, or the command line asked for help.
     Refused,
-    /// It was not run, because it names files that the check must not touch, or would take too long.
+    /// The check did not run the command, because it names files that the check must not touch, or would take too long.
     Left,
-    /// It ran, and reported why it has no result.
+    /// The command ran, and reported why it has no result.
     Failed,
-    /// It ran successfully.
+    /// The command ran successfully.
     Done,
 }
 
@@ -183,7 +183,7 @@ pub fn words(bytes: &[u8]) -> Vec<OsString> {
     while let Some((&byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            // Joins the next word to the last one with `=`, as in `--json=FILE`.
+            // Joins the last word and the next word with `=`, as in `--json=FILE`.
             254 => {
                 if let Some((&next, after)) = rest.split_first()
                     && let Some(word) = words.last_mut().filter(|word| *word != "lgreco")
@@ -222,17 +222,17 @@ fn any(bytes: &[u8]) -> OsString {
 /// Runs the command line that `bytes` encode; see `run`.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if the command violates a property that [`run`] checks.
 pub fn check_arguments(bytes: &[u8]) {
     run(words(bytes));
 }
 
-/// Parses a command line. Runs it if it stays within the temporary folder and takes little time.
+/// Parses a command line. Runs the command if it stays within the temporary folder and takes little time.
 ///
 /// The command must be rejected or fail with one line of text, or succeed with the requested JSON.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if the command does neither.
 pub fn run(words: Vec<OsString>) -> End {
     let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
@@ -272,7 +272,7 @@ fn check_line(message: &str, words: &[OsString]) {
     assert!(!message.contains('\n') && printable(message) == message, "{words:?}: {message:?}");
 }
 
-/// Whether a command uses only files of the folder, and takes little time.
+/// Whether a command uses only files of the temporary folder, and takes little time.
 fn is_small(command: &Command) -> bool {
     let small = |solving: &Solving| solving.levels.is_none_or(|levels| levels <= 10_000);
     // Measuring without a file uses the sample, which takes too long.

@@ -5,12 +5,14 @@ use lgreco::backend::Portable;
 use lgreco::plan::{self, Solver, budget::Budget, exact::Limits};
 use lgreco::search::{Method, Search};
 
-/// Reads `bytes` as a safetensors file. If it is valid, checks that values match their shapes and that names differ.
+/// Reads `bytes` as a safetensors file. If the file is valid, checks that values match their shapes and that names
+/// differ.
 ///
-/// For small models it also measures a table and makes a verified plan with each method, unless measuring returns an error.
+/// For a small model, also measures a table and makes a verified plan with each method, unless measuring returns an
+/// error.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if one of these checks fails.
 pub fn safetensors(bytes: &[u8]) {
     let Ok(gradients) = Gradients::parse(bytes.to_vec()) else { return };
     let layers = gradients.layers();

@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// The version of lines that this command can read.
 const VERSION: u64 = 1;
 
-/// What a controller did in a step, and the state of the layers after it.
+/// What a controller did in a step, and the state of the layers after the step.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Line {
     version: u64,
@@ -35,9 +35,9 @@ pub struct Line {
 pub enum Outcome {
     /// They were exchanged.
     Exchanged,
-    /// They were not finite, so the step left them out.
+    /// Gradients were not finite, so the step left them out.
     Skipped,
-    /// They were not finite, and were averaged uncompressed.
+    /// Gradients were not finite, and were averaged uncompressed.
     #[serde(rename = "passed through")]
     PassedThrough,
     /// An exchange failed.
@@ -47,9 +47,9 @@ pub enum Outcome {
 /// The last decision about the settings.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Decision {
-    /// The step in which it was made.
+    /// The step in which the decision was made.
     pub step: u64,
-    /// Why it was made in that step.
+    /// Why the decision was made in that step.
     pub cause: String,
     /// Unit of the sizes.
     pub unit: Option<String>,
@@ -70,13 +70,13 @@ pub struct Layer {
     pub name: String,
     /// Its setting.
     pub setting: String,
-    /// Why the layer is uncompressed, if it is.
+    /// Why the layer is uncompressed. `None` for a compressed layer.
     pub uncompressed: Option<String>,
-    /// Steps in which the layer was exchanged.
+    /// Number of steps in which the layer was exchanged.
     pub steps: u64,
-    /// Bytes of its gradients in these steps.
+    /// Bytes of the layer's gradients in these steps.
     pub bytes_in: u64,
-    /// Bytes sent in these steps.
+    /// Bytes that the worker sent for the layer in these steps.
     pub bytes_out: u64,
     /// Squared error of the payload, relative to the squared norm of the layer, at the last measurement.
     pub relative_error: Option<f64>,
@@ -85,7 +85,7 @@ pub struct Layer {
 }
 
 impl Line {
-    /// Reads a line. The error states the position in the line and what is wrong there.
+    /// Reads a line. The error states what is wrong, and where in the line.
     pub fn parse(bytes: &[u8]) -> Result<Line, String> {
         let line: Line = serde_json::from_slice(bytes).map_err(|error| {
             let text = error.to_string();

@@ -8,7 +8,7 @@ use crate::page::{Cell, Page, table};
 use crate::plot::{Bar, Layers, Measure};
 use crate::units::{bytes, counted, grouped, ratio, round, seconds, significant};
 
-/// The page about a run. Browsers reload the page after `refresh` seconds, or never if it is `None`.
+/// The page about a run. Browsers reload the page after `refresh` seconds. Without `refresh` they never reload.
 pub fn html(name: &str, run: &Run, refresh: Option<u32>) -> String {
     let mut page = Page::new(&printable(name));
     refresh.into_iter().for_each(|seconds| page.refresh(seconds));

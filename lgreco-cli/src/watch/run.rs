@@ -5,13 +5,13 @@ use crate::failure::printable;
 use crate::units::{grouped, ratio, seconds, significant};
 use std::collections::BTreeMap;
 
-/// Largest number of points that are kept. If there are more, pairs of consecutive points are merged into their means.
+/// Largest number of points that a run keeps. Beyond this number, pairs of consecutive points are merged into means.
 const MOST: usize = 2000;
 
 /// A run so far.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// The steps. A point can be the mean of several steps.
+    /// The points of the charts. A point is one step, or the mean of several steps.
     pub points: Vec<Point>,
     /// The last line that was read.
     pub last: Option<Line>,
@@ -41,11 +41,11 @@ pub struct Point {
 }
 
 impl Run {
-    /// Adds a line of JSON. If its step is not after the last one, the run has resumed from a checkpoint. The points
-    /// from this step on are then dropped.
+    /// Adds a line of JSON. If the step in the line is not after the last step, the run has resumed from a checkpoint.
+    /// Points from this step on are then dropped.
     ///
     /// # Errors
-    /// The error states the position in the line and what is wrong there. After an error, nothing is added.
+    /// The error states what is wrong, and where in the line. After an error, nothing is added.
     pub fn add(&mut self, line: &[u8]) -> Result<(), String> {
         self.record(Line::parse(line)?);
         Ok(())
@@ -80,7 +80,7 @@ impl Run {
         self.last = Some(line);
     }
 
-    /// Bytes that a layer sent in one step, and bytes of its gradient, from the counts of the last two lines.
+    /// Bytes per step that a layer has sent since the last line, and bytes of the layer's gradient.
     fn of_step(&self, index: usize, layer: &Layer) -> (f64, f64) {
         let before = self.last.as_ref().and_then(|last| last.layers.get(index));
         let before = before.filter(|before| before.name == layer.name && before.steps < layer.steps);
@@ -98,7 +98,7 @@ impl Run {
         })
     }
 
-    /// The names of the columns of [`row`](Run::row).
+    /// The heading of the columns of [`row`](Run::row).
     pub fn head() -> String {
         let [step, sent, ratio, median, largest] = ["step", "bytes sent", "ratio", "error", "largest"];
         format!(

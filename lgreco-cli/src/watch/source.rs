@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Largest length of a line in bytes. No model has longer lines. If a line is longer, the file is of another kind.
+/// Largest length of a line in bytes. No model has longer lines, so a file with a longer line is of another kind.
 const MOST: u64 = 1 << 28;
 
 /// The source of the lines.
@@ -37,7 +37,7 @@ pub enum Next {
     Nothing,
     /// The end: no more lines can follow.
     End,
-    /// The file has become shorter. It is read again from the start.
+    /// The file has become shorter, and is read again from the start.
     Anew,
 }
 

@@ -87,7 +87,7 @@ pub fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(args)).unwrap()
 }
 
-/// Asserts that a backend's table of the sample equals the CPU's. Errors may differ by 1e-4, relatively.
+/// Asserts that a backend's table of the sample equals the CPU's table. Errors may differ by a relative 1e-4.
 pub fn check_table(backend: &str, method: &str) {
     let table = |backend| json(&["measure", "--method", method, "--backend", backend, "--json", "-"]);
     let (mut found, mut expected) = (table(backend), table("cpu"));
@@ -101,7 +101,7 @@ pub fn check_table(backend: &str, method: &str) {
     assert!(errors.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{method}");
 }
 
-/// Reports a skipped check. It does not use `eprintln!`, because libtest captures that.
+/// Reports a skipped check. Does not use `eprintln!`, because libtest captures its output.
 pub fn skipped(reason: &str) {
     writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
 }
