@@ -1,18 +1,17 @@
-"""Memory and seconds of a communication hook at a real size, beside plain DDP's: python benches/memory.py [SCHEME...]
+"""Compares memory and step times of communication hooks with plain DDP: python benches/memory.py [SCHEME...]
 
     plain | powersgd | fsdp | hsdp | nodes | OPTIONS of LGreCoState, such as 'method="qsgd"'
     'fsdp: OPTIONS' | 'hsdp: OPTIONS' | 'nodes: OPTIONS' | 'outer: OPTIONS'
 
 A GPT-2 with 124 million parameters, or 350 million with --large, trains over Gloo for 15 steps. The plan takes effect in the
-ninth step, and its work begins four steps earlier, on a thread. There are two ranks; with hsdp, and with nodes (DDP by two
-levels), there are two nodes of two ranks.
+ninth step; a thread begins to plan four steps earlier. There are two ranks. The schemes hsdp and nodes (DDP in two levels) use
+two nodes of two ranks.
 
 The table has these columns:
 - the resident memory of each rank in GB, in the last step and at its peak;
-- the seconds of the fastest step after the plan, of the step in which the plan takes effect, and of the slowest step while the
-  plan is made;
-- the memory in excess of training without compression (its largest measurement), and the prediction of ``memory()``, both in
-  multiples of the f32 gradients.
+- seconds of the fastest step after the plan, of the step in which the plan takes effect, and of the slowest step during planning;
+- the memory beyond the largest measurement without compression, and the prediction of ``memory()``, both in multiples of the
+  f32 gradients.
 
 Needs 12 GB of memory, with --large 24 GB.
 """

@@ -1,6 +1,7 @@
-"""Sharded within a node, compressed between nodes: torchrun --nproc-per-node 4 examples/hsdp.py [--steps N].
+"""Trains a model that is sharded within a node and compressed between nodes: torchrun --nproc-per-node 4 examples/hsdp.py
+[--steps N].
 
-The four processes stand for two nodes of two processes. On real nodes, the inner group would use NCCL.
+The four processes play two nodes of two processes. On real nodes, the inner group would use NCCL.
 """
 
 import argparse

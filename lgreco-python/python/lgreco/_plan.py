@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def lower_bound(self) -> float:
-        """A lower bound: of the bits of all plans within the budget, or of the error of all plans within the size
+        """A lower bound on the bits of any plan within the error budget, or on the error of any plan within the size
         limit."""
         return float(self._file["lower_bound"])
 
@@ -120,9 +120,9 @@ class Plan:
     def html(self) -> str:
         """Returns an HTML page about the plan: one file that loads nothing else.
 
-        It shows the settings over the model's depth, and a table of layers that can be sorted. It also shows the size-error
-        frontier, with the uniform setting and the plan. If the plan was loaded or unpickled, frontier and relative errors are
-        missing, because a plan file does not have the error table. Making the page computes up to 100 plans of the frontier.
+        The page shows the settings over the model's depth, a table of layers that can be sorted, and the size-error frontier with
+        the uniform setting and the plan. If the plan was loaded or unpickled, frontier and relative errors are missing, because a
+        plan file does not have the error table. Making the page computes up to 100 plans of the frontier.
 
         >>> pathlib.Path("report.html").write_text(plan(gradients).html())  # doctest: +SKIP
         """
@@ -166,16 +166,15 @@ def plan(
     gradients
         A float32, float16 or bfloat16 array per layer, by name: tensors of torch, arrays of numpy, or any object with
         DLPack or a buffer. ``gradients`` can also be the path of a safetensors file, of an index of several files, or
-        of a folder with them. Arrays are treated as matrices: the first dimension is the rows, and the others together
-        are the columns.
+        of a folder with them. Arrays are treated as matrices: the first dimension counts the rows, and all other
+        dimensions together the columns.
     method, default, candidates
-        As in ``lgreco.torch.LGreCoState``. ``candidates`` is the first, last and step of the parameters among which the
-        plan chooses.
+        As in ``lgreco.torch.LGreCoState``. ``candidates`` is the range of parameters for the plan: first, last and
+        step.
     budget, size, alpha
-        The limit of the plan. By default the size is limited, and the plan minimises the error. The limit is ``size``, a number of
-        bits, or else the size of the uniform setting ``default``. With ``budget`` the error is limited, and the plan minimises the
-        size. ``budget`` is a number, or ``"uniform"`` for the error of the uniform setting. ``alpha`` multiplies the uniform
-        setting's size or error.
+        The limit of the plan. Without ``budget``, the plan minimises the error within ``size`` bits, by default the size of the
+        uniform setting ``default``. With ``budget``, the plan minimises the size within this error: a number, or ``"uniform"``
+        for the error of the uniform setting. ``alpha`` multiplies the uniform setting's size or error.
     groups
         Lists of layers that must get the same setting, such as tied weights. A ``*`` matches any text, which must be
         the same in all names of a group: ``["h.*.q", "h.*.k"]``.
@@ -189,12 +188,12 @@ def plan(
     metric
         The measure of errors: ``"squared-l2"``, the default, which predicts the training loss best, or ``"l2"`` as in the paper.
     workers
-        Number of workers whose payloads are averaged. It matters for the choice between methods: errors of EDEN and
-        QSGD are independent between workers and average out.
+        Number of workers whose payloads are averaged. Errors of EDEN and QSGD are independent between workers and average out.
+        So this number matters for the choice between methods.
     min_elements
         Layers with fewer elements stay uncompressed and are not in the plan.
 
-    Raises LgrecoError with the layer's name for values that are not finite, and for options that do not fit.
+    Raises LgrecoError with the layer's name for values that are not finite, and for invalid options.
 
     >>> import array, math
     >>> noise = array.array("f", (math.sin(i * i) for i in range(4096)))

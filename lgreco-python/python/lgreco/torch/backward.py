@@ -11,7 +11,7 @@ import torch
 class BackwardPass:
     """Calls ``at_end`` once, at the end of the outermost backward pass under way.
 
-    The engine calls back at the end of a graph task. A reentrant checkpoint runs an inner task while the engine
+    Autograd's engine calls back at the end of a graph task. A reentrant checkpoint runs an inner task while the engine
     evaluates a node of the outer task. When the inner task ends, this object places hooks on the nodes that follow in
     the outer task. Before the first of these nodes runs, its hook asks for a callback at the end of the outer task.
     """
@@ -19,26 +19,26 @@ class BackwardPass:
     def __init__(self, at_end: Callable[[], None]) -> None:
         self._at_end = at_end
         self._callback: Callable[[], object] = lambda: None
-        """A weak reference. It returns None after the engine has dropped the callback."""
+        """A weak reference to the engine's callback. It returns None after the engine has dropped the callback."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         """Hooks of the nodes that come after an inner task."""
         self._threads = {threading.main_thread().ident, threading.get_ident()}
         self.is_known = self._ask()
-        """Whether the engine tells of the end of the pass. False if no pass is under way: in DDP's ``join``, this process
-        has no inputs left and only mirrors the collectives of the others. Also False if the caller ends the step, after the
+        """Whether the engine calls back at the end of the pass. False if no pass is under way: in DDP's ``join``, a process
+        without inputs only mirrors the collectives of other processes. Also False if the caller ends the step after the
         pass."""
         if not self.is_known:
             self.forget()
 
     @property
     def is_between(self) -> bool:
-        """Whether an inner task has ended, and the callback at the end of the outer one is not queued yet."""
+        """Whether an inner task has ended, and the callback at the end of the outer task is not queued yet."""
         return bool(self._hooks)
 
     def is_over(self) -> bool:
-        """Whether the pass has ended; also False if that is unknown."""
+        """Whether the pass is known to have ended."""
         if self.is_between:
-            # Nodes may outlive a failed pass. The training thread then runs no graph task.
+            # The nodes with hooks may outlive a failed pass. The pass has failed if the training thread runs no graph task.
             return torch._C._current_graph_task_id() == -1 and threading.get_ident() in self._threads
         return self._callback() is None
 
@@ -53,16 +53,16 @@ class BackwardPass:
         callback = functools.partial(self._task_ends)
         if not queue(callback):
             return False
-        # Only the engine holds the callback now, until the task ends or fails.
+        # From now on only the engine keeps the callback alive, until the task ends or fails.
         self._callback = weakref.ref(callback)
         return True
 
     def _task_ends(self) -> None:
-        # The node that this thread still evaluates is the one that has run the inner task.
+        # This thread still evaluates the node that has run the inner task.
         outer = torch._C._current_autograd_node()
         after = [] if outer is None else [node for node, _ in outer.next_functions if node is not None]
         if not after:
-            # ``at_end`` refers to this object. Dropping it avoids a reference cycle.
+            # ``at_end`` refers to this object. Dropping ``at_end`` avoids a reference cycle.
             at_end, self._at_end = self._at_end, _nothing
             at_end()
             return
@@ -82,7 +82,7 @@ def _nothing() -> None:
 
 
 def queue(callback: Callable[[], None]) -> bool:
-    """Queues a callback for the end of the present graph task, after those queued before; False if there is no task."""
+    """Queues a callback for the end of the present graph task, after earlier callbacks. Returns False without a task."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
     except RuntimeError:

@@ -20,7 +20,7 @@ Told = TypeVar("Told")
 
 
 class Loaded(NamedTuple):
-    """The result of a load: layers that differ between state and model, and steps.
+    """The result of a load: the layers in which state and model differ, and two step numbers.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, method="topk")
@@ -30,19 +30,19 @@ class Loaded(NamedTuple):
     """
 
     missing: list[str]
-    """Layers that the state lacks. They start without residual, uncompressed until the next plan."""
+    """Layers that the state lacks. These layers start without residual, and stay uncompressed until the next plan."""
     extra: list[str]
     """Layers that the model lacks. Their residuals are lost."""
     misshaped: list[str]
-    """Layers with another shape or type in the state. They are treated as missing and extra."""
+    """Layers with another shape or type in the state. These layers are treated as missing and extra."""
     step: int
     """The step at which the run continues."""
     oldest_residual: int
-    """The earliest step of a loaded residual. That rank's compression errors since this step are lost."""
+    """The earliest step of a loaded residual. The compression errors of this residual's rank since that step are lost."""
 
 
 class Checkpointed(Generic[Told]):
-    """A state that all ranks save, each its own part."""
+    """A state of which each rank saves its own part."""
 
     def _ranks(self) -> list[int]:
         """The global ranks of the processes that exchange with each other."""
@@ -59,7 +59,7 @@ class Checkpointed(Generic[Told]):
         raise NotImplementedError
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank can continue from this state alone. The state was saved under this rank's number."""
+        """Whether this rank can continue from ``state`` alone, which was saved under this rank's number."""
         return True
 
     def _alike(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -67,16 +67,16 @@ class Checkpointed(Generic[Told]):
         return states[0]
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The states whose residuals this rank takes over from other ranks. These states go to the ranks in turn."""
+        """The states whose residuals this rank takes over. The saved states are dealt out to the ranks in turn."""
         ranks = self._ranks()
         return list(states[ranks.index(dist.get_rank()) :: len(ranks)])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks call it after the same step.
-        Does not wait for the other ranks: call ``dist.barrier()`` between this and ``load``.
+        """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks must call ``save`` after the same
+        step. Does not wait for the other ranks: call ``dist.barrier()`` between ``save`` and ``load``.
 
-        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if it cannot write.
-        Raises LgrecoError if the file is that of another model: each state needs a separate folder.
+        Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if writing fails.
+        Raises LgrecoError if the existing file is from another model: each state needs a separate folder.
         """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,11 +86,11 @@ class Checkpointed(Generic[Told]):
         _write(saved, path)
 
     def load(self, folder: str | os.PathLike[str]) -> Told:
-        """Continues from the files that all ranks have saved in ``folder``. All ranks call it, and all must see all files.
+        """Continues from the files that all ranks have saved in ``folder``. All ranks must call ``load`` and see all files.
 
-        The number of ranks may differ. The remaining ranks take over the residuals of ranks that are gone, and new ranks begin
-        without residuals. If ranks exchange in several groups, as with ``replicate_group``, the ranks must be the same as before.
-        Files that an earlier, larger run has left are ignored.
+        The number of ranks may differ from the saved run. The remaining ranks take over the residuals of ranks that are gone. New
+        ranks begin without residuals. If ranks exchange in several groups, as with ``replicate_group``, the ranks must be the
+        same as before. Files that an earlier, larger run has left are ignored.
 
         Raises LgrecoError if a file is damaged or was not written by ``save``, or if the folder has no complete set of files of one
         step. The error names the file or the folder.
@@ -118,8 +118,8 @@ def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:
 
 
 class _File:
-    """The file that torch.save writes to. It keeps the system's first error, because PyTorch's error has neither path
-    nor cause."""
+    """The file to which torch.save writes. This class keeps the system's first error, because PyTorch's error has neither
+    path nor cause."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -138,7 +138,7 @@ class _File:
 
 
 def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Replaces the whole file, or leaves it unchanged after an error. Raises OSError with the path."""
+    """Replaces the whole file. After an error, the old file is unchanged. Raises OSError with the path."""
     unfinished = path.with_suffix(".unfinished")
     # If this call fails, the error contains the path.
     opened = unfinished.open("wb")
@@ -151,7 +151,7 @@ def _write(saved: Mapping[str, Any], path: pathlib.Path) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         finally:
-            # Closing writes what is left in the buffer, which may fail again.
+            # Closing writes the rest of the buffer, which may fail again.
             with contextlib.suppress(OSError):
                 opened.close()
         unfinished.replace(path)
@@ -170,7 +170,7 @@ def _layers_of(file: Mapping[str, Any]) -> set[str]:
 
 
 def _expect_same_model(path: pathlib.Path, layers: set[str]) -> None:
-    """Raises unless the file, if there is one, may be replaced by that of a state with these layers."""
+    """Raises if ``path`` is a file with the state of a model with other layers, which must not be overwritten."""
     if not path.exists():
         return
     try:
@@ -188,12 +188,12 @@ def _rank_of(path: pathlib.Path) -> int | None:
 
 
 def _together(file: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-    """The ranks and the step of a file. They are equal in all files that were saved together."""
+    """The ranks and the step in a file, which are equal in all files that were saved together."""
     return tuple(file["ranks"]), file["step"]
 
 
 def _saved(files: Mapping[int, Mapping[str, Any]], ranks: tuple[int, ...], step: int) -> str:
-    """Describes which states were saved together, and which of them are missing."""
+    """Describes a set of states that were saved together, and which files of the set are missing."""
     missing = [rank for rank in ranks if rank not in files or _together(files[rank]) != (ranks, step)]
     without = f" without {', '.join(f'rank{rank}.pt' for rank in missing)}" if missing else ""
     return f"{list(ranks)} at step {step}{without}"
@@ -216,10 +216,10 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
     """An empty state with the tensor sizes of the state that a distributed checkpoint has under ``path``.
 
-    ``torch.distributed.checkpoint.load`` reads into tensors of the saved sizes. The tensors of a state grow in training, so those of
-    a new state's ``state_dict()`` do not fit. ``metadata`` is the checkpoint's, from its storage reader.
+    ``torch.distributed.checkpoint.load`` reads into tensors of the saved sizes. The tensors of a state grow in training, so a
+    new state's ``state_dict()`` has tensors of other sizes. ``metadata`` comes from the checkpoint's storage reader.
 
-    Raises LgrecoError if the checkpoint has nothing there.
+    Raises LgrecoError if the checkpoint has nothing under ``path``.
 
     >>> from tempfile import TemporaryDirectory
     >>> from torch.distributed import checkpoint
@@ -244,7 +244,7 @@ def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
         place = empty
         for part in outer:
             place = place.setdefault(part, {})
-        # Loading replaces all other values.
+        # Loading replaces the None of values that are not tensors.
         place[name] = None
         if isinstance(stored, TensorStorageMetadata):
             place[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")

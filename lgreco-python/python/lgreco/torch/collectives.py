@@ -13,10 +13,10 @@ from lgreco._lgreco import Request
 class ExchangeError(RuntimeError):
     """A collective has failed: a rank has died or stalled, or the network has failed.
 
-    The step is undone, and ``state_dict()`` saves the residuals. With ``undo=True`` or a ``grad_scaler`` they are as before the
-    step. Otherwise, layers that were already exchanged keep their new residuals. Ranks may have failed at different steps. The
-    ranks that continue in a new group all load the state of one of them, each with its own residuals:
-    ``load_state_dict(of_one, [own])``. A rank that replaces a dead one loads the dead rank's last residuals.
+    The step is undone, and ``state_dict()`` saves the residuals. With ``undo=True`` or a ``grad_scaler``, residuals are as before
+    the step. Otherwise, layers that were already exchanged keep their new residuals. Ranks may have failed at different steps.
+    All ranks that continue in a new group load the state of the same rank, each with its own residuals: ``load_state_dict(of_one,
+    [own])``. A rank that replaces a dead rank loads the dead rank's last residuals.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, method="topk")
@@ -41,14 +41,14 @@ class Started(Protocol):
 
 
 def memory(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over ``length`` bytes at an address. The caller must keep them alive."""
+    """A tensor over ``length`` bytes at an address. The caller must keep this memory alive."""
     if length == 0:
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer((ctypes.c_uint8 * length).from_address(address), dtype=dtype)
 
 
 class _All:
-    """Several collectives, which are done when each of them is done."""
+    """Several collectives as one, which is done when all are done."""
 
     def __init__(self, works: list[dist.Work | None]) -> None:
         # In a group of one rank, torch.distributed returns None.
@@ -75,7 +75,7 @@ class _ReduceScatter:
         rank, world = group.rank(), group.size()
         self._own = torch.split(values, lens)[rank]
         self._is_pair = world == 2
-        """Whether there are two ranks. Then only the other rank's part is received, and added to this rank's part in
+        """Whether there are two ranks. If so, this rank receives only the other rank's part, and adds it to its own part in
         place."""
         rows = 1 if self._is_pair else world
         self._received = torch.empty(rows, lens[rank], dtype=values.dtype, device=values.device)
@@ -106,13 +106,12 @@ _SUMS = {
 
 
 Memory = Callable[[int, int, torch.dtype], torch.Tensor]
-"""A function that makes a tensor over bytes in memory. Its arguments are the address, the number of bytes, and the tensor's
-type."""
+"""A function that makes a tensor over memory, from the address, the number of bytes, and the tensor's type."""
 
 
 def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -> Started:
-    """Starts a collective on host memory, or on memory that ``memory`` finds. All ranks start the same collectives in
-    the same order."""
+    """Starts a collective on host memory, or on the memory that ``memory`` makes accessible. All ranks must start the same
+    collectives in the same order."""
     if request.kind in _SUMS:
         values = memory(request.address, request.length, _SUMS[request.kind])
         if request.lens:
@@ -120,12 +119,12 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
         return _All([dist.all_reduce(values, group=group, async_op=True)])
     sent = memory(request.address, request.length, torch.uint8)
     if request.kind == "all_gather" and request.group == "node":
-        # Gloo's all-gather would use separate memory, and copy. A broadcast per rank receives in place.
+        # Gloo's all-gather would receive into separate memory and then copy. A broadcast per rank receives in place.
         return _broadcasts(sent.chunk(group.size()), group)
     if request.kind == "all_gather":
         return gather(sent, group)
     if request.kind == "all_gather_each":
-        # Lengths differ, and Gloo only gathers equal ones. A broadcast per rank needs no padding.
+        # Gloo's all-gather would need padding, because the ranks' parts differ in length. A broadcast per rank needs none.
         return _broadcasts(torch.split(sent, request.lens), group)
     if request.kind == "broadcast":
         return _All([dist.broadcast(sent, group_src=request.root, group=group, async_op=True)])
@@ -142,8 +141,8 @@ def _broadcasts(parts: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Star
 
 
 def complete(request: Request, group: dist.ProcessGroup) -> None:
-    """Performs a collective on copies of its memory, which live until it is done, even if an interrupt ends the
-    wait."""
+    """Performs a collective on copies of the requested memory. The copies live until the collective is done, even if an
+    interrupt ends the wait."""
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def copied(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -157,7 +156,7 @@ def complete(request: Request, group: dist.ProcessGroup) -> None:
 
 
 def reduce_scatter(own: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
-    """Starts a reduce-scatter of equal parts. The sums of this rank's part come to ``own``."""
+    """Starts a reduce-scatter of equal parts. ``own`` receives the sums of this rank's part."""
     return _All([dist.reduce_scatter_tensor(own, parts.view(-1), group=group, async_op=True)])
 
 
@@ -168,14 +167,14 @@ def all_to_all(received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGr
 
 
 def all_gather(parts: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> Started:
-    """Starts an all-gather of equal parts. ``own`` is this rank's part, and is not among ``parts`` yet."""
+    """Starts an all-gather of equal parts into ``parts``. ``own`` is this rank's part."""
     parts, own = (values.view(torch.uint8).view(-1) for values in (parts, own))
     return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])
 
 
 def copy_from_rank_0(values: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-    """Replaces values by rank 0's. Their order in memory may differ between ranks, and they may have gaps."""
-    # A broadcast sends as many values as there are, in their order in memory.
+    """Replaces values by rank 0's values. The memory order of ``values`` may differ between ranks, and may have gaps."""
+    # A broadcast would send values in their memory order, so a contiguous copy is sent.
     sent = values.contiguous()
     dist.broadcast(sent, group=group, group_src=0)
     if not values.is_contiguous():

@@ -1,5 +1,4 @@
-"""The part of exchanges in a GPU's memory that torch performs: memory, streams, events, and copies to the host that make no step
-wait."""
+"""What exchanges in a GPU's memory use of torch: memory, streams, events, and copies to the host for which no step waits."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ _LOG = logging.getLogger("lgreco")
 
 
 class Cuda:
-    """A CUDA device, and the stream for all exchanges: torch's current one at the first exchange."""
+    """A CUDA device, and the stream for all exchanges: torch's current stream at the first exchange."""
 
     backend = "nccl"
     """The backend of process groups whose collectives use the device's memory."""
@@ -50,7 +49,7 @@ class Cuda:
         return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     def aside(self) -> int:
-        """The handle of a second stream, for plans. Its next work comes after all work in the current stream."""
+        """The handle of a second stream, for plans. The next work in this stream waits for all work in the current stream."""
         self._aside = self._aside or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._aside.wait_stream(torch.cuda.current_stream(self.device))
         return self._aside.cuda_stream
@@ -66,7 +65,8 @@ class Cuda:
         return memory[start : start + length].view(dtype)
 
     def later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Copies numbers to the host after all work enqueued so far. Returns a function that waits for this copy and returns it."""
+        """Copies numbers to the host after all work enqueued so far. Returns a function that waits for the copy and returns the
+        numbers."""
         told = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         told.copy_(numbers, non_blocking=True)
         done = torch.cuda.current_stream(self.device).record_event()
@@ -84,7 +84,7 @@ class Cuda:
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds between two events. Waits for the later one."""
+        """Seconds between two events. Waits for the later event."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
@@ -94,7 +94,7 @@ class Cuda:
 
 
 def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
-    """The NVIDIA GPU that has all parameters; None if there is no single one."""
+    """The NVIDIA GPU that has all parameters; None if no single GPU has them all."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) != 1 or torch.version.cuda is None:
         return None
@@ -103,7 +103,7 @@ def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
 
 
 def where_they_stay(device: Cuda | None, group: dist.ProcessGroup | None, options: Mapping[str, Any]) -> Cuda | None:
-    """The device if gradients are exchanged in its memory. None if they are copied to the host, which is logged."""
+    """The device if gradients are exchanged in its memory. None if gradients are copied to the host, which is logged."""
     why = None if device is None else device.lacks(group) or _obstacle(options)
     if why is None:
         return device
@@ -113,7 +113,7 @@ def where_they_stay(device: Cuda | None, group: dist.ProcessGroup | None, option
 
 
 def _obstacle(options: Mapping[str, Any]) -> str | None:
-    """The first option under which gradients cannot be exchanged in a GPU's memory; None if there is none."""
+    """The first option that prevents exchanges in a GPU's memory; None if no option does."""
     obstacles = {
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
         "route": (options.get("route") or "all_gather") not in ("all_gather", "two_level", "sharded"),

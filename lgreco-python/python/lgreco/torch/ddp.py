@@ -27,10 +27,11 @@ else:
 def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """Replaces a bucket's gradients by their mean over the workers, compressed as ``state`` has decided.
 
-    Register it by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps the
-    backward pass, and the others follow at its end. Your own hook may call this one and wait for its future. If some
-    rank has such a hook, the backward pass waits for every bucket on all ranks. Ranks agree on this in the state's first
-    step. If the state gets such a hook later, in a new DistributedDataParallel, one step raises an error on every rank.
+    Register this hook by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps
+    the backward pass, and all later collectives follow at the end of the pass. Your own hook may call ``lgreco_hook`` and
+    wait for its future. If some rank has such a hook, the backward pass waits for every bucket on all ranks. In the state's
+    first step, ranks agree whether a rank has such a hook. If the state gets such a hook later, in a new
+    DistributedDataParallel, one step raises an error on every rank.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = LGreCoState(None, model, settings={"weight": "topk 41"}, start_iter=2)
@@ -41,10 +42,10 @@ def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) 
     >>> int(model.module.weight.grad.count_nonzero())  # the residual has the others
     41
 
-    Raises LgrecoError out of ``backward`` on every rank, when a gradient is not finite or one rank failed. For
-    gradients on a GPU, the next ``backward`` raises it. The failed bucket's means are zeros on every rank, also in the
-    future that your own hook gets. With ``grad_scaler``, gradients that are not finite are no error; they reach the
-    GradScaler on every rank.
+    ``backward`` raises LgrecoError on every rank, when a gradient is not finite or one rank failed. For gradients on a
+    GPU, the next ``backward`` raises the error. The failed bucket's means are zeros on every rank, also in the future
+    that your own hook gets. With ``grad_scaler``, gradients that are not finite reach the GradScaler on every rank and
+    are no error.
     """
     if shard:
         raise TypeError(
@@ -75,22 +76,23 @@ class LGreCoState(Training):
     >>> state.residual("weight").shape
     torch.Size([4096])
 
-    With an NCCL process group, gradients on an NVIDIA GPU stay there. They are compressed, exchanged and averaged in its memory,
-    and plans are measured there. The means equal those computed on the host, but with more than two processes sums are rounded in
-    another order. Errors of a step are raised when the next step begins, which is then not performed.
+    With an NCCL process group, gradients on an NVIDIA GPU are compressed, exchanged, averaged, and measured for plans in the
+    GPU's memory. The means equal the host's means, but with more than two processes sums are rounded in another order. A failed
+    step raises its error at the beginning of the next step, which is then not performed.
 
-    With another ``residual_dtype`` than float32, and with ``route="scatter_reduce"``, gradients are instead copied to the host and
-    back, which is logged once. This also happens, from then on, to a bucket whose settings have no kernel or that does not fit in a
-    GPU's memory.
+    With another ``residual_dtype`` than float32, and with ``route="scatter_reduce"``, gradients are instead copied to the host
+    and back, which is logged once. If a bucket's settings have no kernel, or the bucket does not fit in a GPU's memory, this
+    bucket is copied to the host from then on.
 
     Parameters
     ----------
     process_group
         The group over which DDP averages. None means the group of a ``model`` wrapped in DDP, or else the default
-        group. All its ranks make a state at the same time. lgreco makes its own groups of the same ranks for its
-        collectives: one with Gloo, and for gradients on a GPU one with NCCL.
+        group. All ranks of the group must make a state at the same time. For its collectives, lgreco makes groups of
+        the same ranks: one with Gloo, and for gradients on a GPU one with NCCL.
     model
-        The module, wrapped in DDP or not, compiled or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
+        The module, wrapped in DDP or not, compiled or not. The module's trainable parameters, of type float32, float16 or
+        bfloat16, are the layers.
     method
         ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01), ``"powersgd"``
         (rank, default 4), or ``"hybrid"``, the default: EDEN, TopK or PowerSGD per layer. Also ``"clt-k"`` and ``"sidco"`` (density,
@@ -104,20 +106,20 @@ class LGreCoState(Training):
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and minimise the error. ``"error"``: plans have
         at most the error of the uniform setting, and minimise the bytes, as in the paper. A number is the largest
-        number of bits per step and process, for the layers whose settings plans choose. Layers that always stay
-        uncompressed come in addition. ``"size"`` gives a lower final loss than ``"error"``.
+        number of bits per step and process, without the layers that always stay uncompressed. ``"size"`` gives a lower
+        final loss than ``"error"``.
     objective
-        ``"bits"``, or ``"seconds"``: the times of sending and compressing are measured during training, on the slowest
-        rank. Each layer is compressed only if that is faster on the present network. On a GPU, events in its stream
-        measure the time, and no step waits for them. With ``budget="error"``, plans are as fast as their error allows.
-        With ``"size"``, plans have the least error among those that take at most the uniform setting's time. After a change of
-        the network, the next plan or the one after it adapts. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
+        ``"bits"``, or ``"seconds"``: lgreco measures the times of sending and compressing during training, on the slowest
+        rank. A layer is compressed only if its compression saves time on the present network. On a GPU, events in its stream
+        measure the time, and no step waits for the events. With ``budget="error"``, plans are as fast as the error budget allows.
+        With ``budget="size"``, plans have the least error within the uniform setting's time. After a change of the network, the
+        next plan or the second next adapts. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
         ``"lgreco"``, the default, plans after ``start_iter`` steps and then every ``period`` steps. ``"paper"`` follows
         the L-GreCo paper: l2 errors, at most those of the uniform setting, by the dynamic program. ``"uniform"`` uses
-        the default everywhere. ``"kmeans"`` clusters layers as CGX does. ``"accordion"`` has two levels, chosen by
-        changes of gradients' norms. ``"legacy"`` has levels by the size of a layer and the phase of training.
-        ``"uncompressed"`` is plain DDP.
+        the default everywhere. ``"kmeans"`` clusters layers as CGX does. ``"accordion"`` chooses between two parameters
+        for each layer, by the change of the layer's gradient norm. ``"legacy"`` selects the parameter by the size of the
+        layer and the phase of training. ``"uncompressed"`` is plain DDP.
     settings
         Instead of ``method`` and ``policy``: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``,
         ``"dense"``). Other layers stay uncompressed. A warning is logged for a setting that sends more than the
@@ -129,63 +131,65 @@ class LGreCoState(Training):
         How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
         two levels, the ranks of a node sum their gradients uncompressed. Each rank then exchanges its shard of the sums,
         compressed, with the ranks that have the same local rank on other nodes. The default is the route that sends the fewest
-        bytes between nodes; rank 0 logs it. On a GPU it is never scatter-reduce.
+        bytes between nodes, and on a GPU never scatter-reduce. Rank 0 logs the chosen route.
     node_group
         The group of this node's ranks, for ``route="two_level"``. By default, nodes are blocks of LOCAL_WORLD_SIZE
-        ranks, as torchrun numbers them. Errors then number ranks node by node.
+        ranks, as torchrun numbers them. Under this route, errors number ranks node by node.
     error_feedback, residual_dtype
         Whether layers keep their compression errors as residuals, under all lossy methods except QSGD and EDEN; and the
         type of residuals: torch.float32, torch.bfloat16 or torch.int8. The residuals of LoCo are always torch.int8.
     reduce_dtype
-        The type of sums on the network: torch.float32, or torch.bfloat16 in half the bytes. It applies to PowerSGD's
-        factors and to uncompressed layers. With two levels, the ranks of a node also send gradients in this type. Residuals
-        keep the rounding errors of a process's own factors. Rounding errors of uncompressed layers are lost, as in plain DDP
-        of bfloat16. The default is torch.bfloat16 if all parameters have this type, as in plain DDP; otherwise torch.float32.
+        The type in which PowerSGD's factors and uncompressed layers are summed on the network: torch.float32, or torch.bfloat16
+        in half the bytes. With two levels, the ranks of a node also send gradients in this type. Residuals keep the rounding
+        errors of a process's own factors. Rounding errors of uncompressed layers are lost, as in plain DDP of bfloat16. The
+        default is torch.bfloat16 if all parameters have this type, as in plain DDP; otherwise torch.float32.
     grad_scaler
-        The GradScaler of mixed precision, one for each state. Steps that it skips are undone, and residuals follow its
-        scale. One with ``enabled=False`` is treated as None. Gradients that are not finite are no error; they reach the
-        scaler on all ranks. If several backward passes without ``no_sync`` precede a skipped step, only the last is
-        undone. If ``model`` is wrapped in DDP, reading the scale never makes a step on a GPU wait. A step after a
-        change of the scale waits for residuals, which the host rescales.
+        The GradScaler of mixed precision, one for each state. lgreco undoes the steps that the scaler skips, and rescales
+        residuals with the loss scale. A GradScaler with ``enabled=False`` is treated as None. Gradients that are not finite
+        reach the scaler on all ranks, and are no error. If several backward passes without ``no_sync`` precede a skipped
+        step, only the last pass is undone. If ``model`` is wrapped in DDP, a step on a GPU never waits to read the scale.
+        A step after a change of the scale waits for residuals, which the host rescales.
     hold_zeros
         Whether layers whose gradient is all zeros keep their residual instead of sending it. This is needed with
         ``find_unused_parameters=True``, where DDP drops the mean of parameters that no rank has used. The default is True if
         ``model`` is a DDP with ``find_unused_parameters=True``.
     on_plan
-        A function that is called with the state after each step that is the first under new settings.
+        A function that is called with the state after the first step under new settings.
     ramp_up
         ``(first, steps)``: after ``start_iter`` steps the uniform setting begins with the milder parameter ``first``, and
         reaches ``default`` within ``steps`` steps. Errors in early steps do more harm than errors in later steps.
     lead
-        Number of steps by which a plan begins before the step in which it takes effect; fewer than ``start_iter`` and ``period``.
-        With more than 0, rank 0 plans on a thread while training continues. The step in which the plan takes effect waits for it,
-        so that runs are reproducible. The default is 0, except for models with 2^22 parameters or more and gradients on the host.
-        For these it is 10, or half of ``start_iter`` or ``period`` if that is less. It is always 0 with ``objective="seconds"``,
-        and under policies that do not look at gradients.
+        Number of steps from the beginning of planning to the step in which the plan takes effect; fewer than ``start_iter`` and
+        ``period``. With a ``lead`` above 0, rank 0 plans on a thread while training continues. The step in which the plan takes
+        effect waits for the plan, so that runs are reproducible. For models with at least 2^22 parameters and gradients on the
+        host, the default is 10, or half of ``start_iter`` or ``period`` if that is less. For all other models, with
+        ``objective="seconds"``, and under policies that do not look at gradients, the default is 0.
     undo
-        Whether the residuals of the previous step are kept, which doubles their memory. A step whose network failed
-        then leaves residuals unchanged. With ``grad_scaler``, which skips steps, they are always kept. ``memory()``
-        returns the memory of a run.
+        Whether to keep the previous step's residuals too, which doubles the memory of residuals. A step in which the
+        network fails then leaves residuals unchanged. With ``grad_scaler``, which skips steps, previous residuals are
+        always kept. ``memory()`` returns the memory of a run.
     **options
         ``alpha`` multiplies a budget of ``"size"`` or ``"error"`` (default: 1). ``metric`` measures errors: ``"squared-l2"``, or
         ``"l2"`` as in the paper. ``workers`` is the number of averaged payloads (default: the number of workers, or of nodes with
-        two levels). ``candidates`` is the first, last and step of the parameters among which plans choose. ``widths`` lists the
+        two levels). ``candidates`` is the range of parameters for plans: first, last and step. ``widths`` lists the
         formats of TopK's values: ``"full"`` and 1 to 8 bits (default: all but 1 and 7). Layers with fewer than ``min_elements``
         elements stay uncompressed (1024). Relative errors are measured every ``metrics_every`` steps; 0 means never (10; on a GPU
         0). ``clusters`` is the number of clusters under ``policy="kmeans"`` (6).
 
-        ``accordion`` has Accordion's parameters of critical and of other layers. Two numbers may follow, by default 0.5
-        and 1.5. A layer is critical if its gradient norm changes by at least the first number, as a fraction. All layers are
-        critical if the learning rate falls by more than the second number, as a factor. The learning rate is that of the first
-        parameter group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's parameters. ``legacy`` is
-        ``(bounds, levels, steps)``: ascending bounds between classes of layer sizes, in elements; for each phase a list with one
-        parameter per class; and the training steps, which the phases divide equally.
+        ``accordion`` has the parameter of critical layers and the parameter of all other layers. Two thresholds may follow, by
+        default 0.5 and 1.5. A layer is critical if its gradient norm changes by at least the first threshold, a fraction. All
+        layers are critical if the learning rate falls by a factor above the second threshold. Accordion reads the learning rate
+        of the first parameter group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's parameters.
+
+        ``legacy`` is ``(bounds, levels, steps)``. ``bounds`` are ascending bounds between classes of layer sizes, in elements.
+        ``levels`` has a list per phase, with one parameter per class. ``steps`` is the number of training steps, which the phases
+        divide equally.
 
     Raises
     ------
     LgrecoError
-        For invalid options and parameters, with the name of the layer. Also if ``process_group`` has other ranks than
-        the group over which DDP averages ``model``.
+        For invalid options and parameters, with the name of the layer. Also if the ranks of ``process_group`` differ from
+        the ranks over which DDP averages ``model``.
     """
 
     def __init__(
@@ -296,7 +300,7 @@ class LGreCoState(Training):
             self._note_scales(model)
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Begins the exchange of a bucket. The future's value is the bucket's buffer, which then holds the means."""
+        """Begins the exchange of a bucket. The future completes with the bucket's buffer once the buffer holds the means."""
         if self._uncompressed:
             return self._average(bucket)
         if bucket.buffer().layout != torch.strided:
@@ -313,14 +317,15 @@ class LGreCoState(Training):
             self._complete(exchange)
             exchange.land()
         elif unexpected is not None:
-            # The hook may wait, and the other ranks complete this bucket only at the end of the backward pass.
+            # The future is completed now, because the user's hook may wait for it: the other ranks complete this bucket only at
+            # the end of the backward pass.
             exchange.land_zeros()
         return exchange.future
 
     def _finish_step(self) -> None:
         super()._finish_step()
         if isinstance(self._state, Ended) and self._state.failure is not None:
-            # All ranks get the error in the same step, so all agree again in the next one.
+            # All ranks get the error in the same step, so all agree again in the next step.
             self._waits = None
 
     def metrics_line(self) -> str:
@@ -340,8 +345,8 @@ class LGreCoState(Training):
     def _a_hook_may_wait(self) -> bool:
         """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
-        Usually a bucket's later collectives start at the end of the backward pass. A hook that waits would keep the
-        pass from reaching its end. Ranks agree at their first bucket, and again after an error, so that all start
+        Usually a bucket's later collectives start at the end of the backward pass, which never comes if a hook waits for
+        them. Ranks agree on the answer at their first bucket, and again after an error, so that all ranks start
         collectives in the same order.
         """
         if self._waits is None:
@@ -355,7 +360,7 @@ class LGreCoState(Training):
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
-        # All-reduce adds other ranks' indices to a sparse buffer, so its size is read first.
+        # The buffer's size is read before the all-reduce, which adds other ranks' indices to a sparse buffer.
         sizes = [part.nbytes for part in ((buffer._indices(), buffer._values()) if buffer.is_sparse else (buffer,))]
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
@@ -400,8 +405,8 @@ _SPARSE = "the gradient is sparse, which lgreco does not compress: leave sparse=
 
 
 def _steps_in_backward(parameters: list[tuple[str, torch.nn.Parameter]]) -> LgrecoError | None:
-    """The error for parameters whose optimizer runs in the backward pass. DDP then registers a hook of its own in the first forward
-    pass."""
+    """The error for parameters whose optimizer runs in the backward pass. For such parameters DDP registers a hook itself in the
+    first forward pass."""
     for name, p in parameters:
         if hasattr(p, "_in_backward_optimizers"):
             what = "the parameter has an optimizer by _apply_optimizer_in_backward, for which DDP needs its only communication hook"
@@ -410,7 +415,7 @@ def _steps_in_backward(parameters: list[tuple[str, torch.nn.Parameter]]) -> Lgre
 
 
 def _sparse(module: torch.nn.Module, exchanged: set[torch.Tensor]) -> LgrecoError | None:
-    """The error for layers with sparse gradients. It is raised before training, because DDP cannot continue after an
+    """The error for layers with sparse gradients. The constructor raises this error, because DDP cannot continue after an
     error during training."""
     for name, part in module.named_modules():
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse and part.weight in exchanged:
@@ -439,13 +444,13 @@ def _module(model: torch.nn.Module) -> torch.nn.Module:
 def _stored(parameter: torch.Tensor) -> list[int]:
     """A parameter's dims, from the outermost in memory to the innermost.
 
-    Gradients in DDP's buckets have their parameter's order in memory. For a transposed matrix, the rows in memory are
+    In DDP's buckets, a gradient has the memory order of its parameter. For a transposed matrix, the rows in memory are
     the columns of the matrix.
     """
     if parameter.is_contiguous():
         return list(parameter.shape)
     strides = parameter.stride()
-    # Dims of one element may have any stride. They are put first, so that none of them is the innermost.
+    # Dims of length 1 may have any stride. They come first, so that the innermost dim is not one of these.
     outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
     stored = parameter.detach().permute(outermost_first)
     # If a parameter has gaps in memory, DDP makes its gradient contiguous.
@@ -460,8 +465,8 @@ def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     exchanged: dict[torch.nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
         for name, p in part.named_parameters(recurse=False):
-            # In DDP's list, names of the root's own parameters begin with a dot. Tied parameters may have any of
-            # their names.
+            # In DDP's list of ignored parameters, names of the root's own parameters begin with a dot. A tied parameter
+            # may be listed under any of its names.
             if p.requires_grad and f"{prefix}.{name}" not in ignored:
                 exchanged.setdefault(p, plain_name(f"{prefix}.{name}" if prefix else name))
     return [(name, p) for p, name in exchanged.items()]

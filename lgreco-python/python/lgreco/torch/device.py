@@ -1,13 +1,12 @@
 """The buckets of one process that stay in a GPU's memory. Between steps this module reads failures and moves residuals.
 
 The controller decides as for buckets on the host. It also keeps the residuals of layers that are in no bucket on the GPU. A step
-never waits for the GPU: its outcome is copied to the host after the step, and read when the next step begins. Gradients for the
-next plan are also kept and measured on the GPU (``observed.py``). In training over nodes, the layers here are this rank's shards
-(``node_buckets.py``).
+never waits for the GPU: the step's outcome is copied to the host after the step, and read when the next step begins. Gradients
+for the next plan are also kept and measured on the GPU (``observed.py``). In training over nodes, the layers of this module are
+this rank's shards (``node_buckets.py``).
 
-With a GradScaler, gradients that are not finite are no error. The means of their bucket become NaN on all ranks, and
-the scaler detects them. When the scale changes, residuals are moved to the host, undone and rescaled there, and moved
-back.
+With a GradScaler, a gradient that is not finite is no error. Its bucket's means become NaN on all ranks, and the scaler detects
+NaN. When the loss scale changes, residuals are moved to the host, undone and rescaled there, and moved back.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
 _TRAINER = 103
-"""The code that other ranks get for an error without a code. One of the user's objects has raised such an error."""
+"""The code that other ranks get for an error without a code, which one of the user's objects has raised."""
 
 
 class Buckets:
@@ -52,24 +51,25 @@ class Buckets:
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
         self._everyone = host
-        """The ranks that learn of a failure together."""
+        """The group whose ranks all learn of a failure in the same step."""
         self._controller = controller
         self._device: Device | None = None
         self._buckets: dict[tuple[int, ...], ResidentBucket] = {}
         self._refused: set[tuple[int, ...]] = set()
         self._failed: list[Failing] = []
-        """The buckets that failed in the last step, in the same order on all ranks that learn of it."""
+        """The buckets that failed in the last step, in the same order on all ranks of ``_everyone``."""
         self._has_observed = False
         """Whether gradients of the last step were kept for the next plan."""
         self.observed = Observed(cuda, controller)
         self._untold: LgrecoError | None = None
-        """A failure of the GPU at the end of a step, when no message was left to report it to the other ranks."""
+        """A failure of the GPU at the end of a step, after the last message that could report it to the other ranks."""
         self._alone: LgrecoError | None = None
-        """An error in the means of this rank's shards, until this rank reports it to the others."""
+        """An error in the means of this rank's shards, until this rank reports the error to all ranks."""
         self._taken_out: int | None = None
-        """The step before which residuals were last copied from the controller to the GPU."""
+        """The step number at the last copy of residuals from the controller to the GPU."""
         self.is_behind = False
-        """Whether the controller's residuals are newer than the GPU's: ``take_out`` must follow, or was interrupted."""
+        """Whether the controller's residuals are newer than the GPU's, because ``take_out`` was not called yet or was
+        interrupted."""
 
     @property
     def device(self) -> Device:
@@ -77,12 +77,13 @@ class Buckets:
         return self._device
 
     def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> BucketExchange | None:
-        """Makes the exchange of a bucket. Returns None, on all ranks, if the host must compress it. The controller then has its
-        residuals."""
+        """Makes the exchange of a bucket. Returns None, on all ranks, if the host must compress the bucket. The controller then
+        has the bucket's residuals."""
         return self.resident(layers, buffer, gradients)
 
     def resident(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> DeviceExchange | None:
-        """Makes the exchange of a bucket with the ranks of ``group``. Returns None, on all of them, if the host must compress it."""
+        """Makes the exchange of a bucket with the ranks of ``group``. Returns None, on all these ranks, if the host must compress
+        the bucket."""
         key = tuple(layers)
         if key in self._refused:
             return None
@@ -103,9 +104,9 @@ class Buckets:
         return DeviceExchange(self, bucket, buffer, is_measured)
 
     def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> ResidentBucket | None:
-        """Makes a bucket under the present settings, with the old bucket's residuals. Returns None if some rank cannot
-        make it."""
-        # A bucket that was not in the last step is replaced by a new one.
+        """Makes a bucket under the present settings, with the old bucket's residuals. Returns None if some rank fails to
+        make its bucket."""
+        # If the old bucket was not in the last step, the controller takes its residuals first.
         old = self._buckets.get(key)
         self._take_home(key, unless=None if old is None or old.step != self._controller.steps else key)
         made: ResidentBucket | None = None
@@ -116,8 +117,8 @@ class Buckets:
             why = str(error)
         could = torch.tensor(int(made is not None), device="cpu")
         dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
-        # An interrupt may come at any time. So the old bucket stays until the new one or the controller has its
-        # residuals.
+        # The old bucket stays until the new bucket or the controller has its residuals, because an interrupt may come at
+        # any time.
         if made is not None and could.item() == 1:
             self._buckets[key] = made
             return made
@@ -126,15 +127,15 @@ class Buckets:
         return None
 
     def _take_home(self, layers: tuple[int, ...], unless: tuple[int, ...] | None = None) -> None:
-        """Drops the buckets that have some of these layers, and gives the controller their residuals. ``unless`` is a bucket that
-        stays."""
+        """Drops all buckets with some of these layers, except the bucket ``unless``. Gives the controller the residuals of
+        dropped buckets."""
         for key, bucket in list(self._buckets.items()):
             if key != unless and (key == layers or not set(key).isdisjoint(layers)):
                 self.device.take_home(self._controller, bucket.bucket, bucket.step)
                 del self._buckets[key]
 
     def _refuse(self, key: tuple[int, ...], why: str) -> None:
-        """From now on the host compresses this bucket."""
+        """Makes the host compress this bucket from now on."""
         self._refused.add(key)
         names = f"{len(key)} layers from number {key[0]} on" if key else "no layers"
         _LOG.warning("a bucket of %s is copied to the host to be compressed: %s", names, why)
@@ -179,7 +180,7 @@ class Buckets:
             self.times.begin()
 
     def finish_step(self, was_copied: bool) -> None:
-        """Stops the clock, once all means are enqueued. ``was_copied`` says that the host has compressed some
+        """Stops the clock, once all means are enqueued. ``was_copied`` says whether the host has compressed some
         buckets."""
         if self.times is not None:
             if was_copied:
@@ -190,13 +191,13 @@ class Buckets:
         self.cuda.rejoin()
 
     def tell_times(self) -> None:
-        """Gives the controller the times of the last step, if it has not failed."""
+        """Gives the controller the times of the last step, unless the step has failed."""
         if self.times is not None:
             self.times.tell()
             self._controller.meter_elsewhere(bool(self._buckets) or not self._refused)
 
     def fault(self) -> LgrecoError | None:
-        """Before a step: reads the failures of the last step on the GPUs. Returns an error on all ranks or on none.
+        """Before a step: reads the last step's failures on the GPUs. Either all ranks get an error, or none does.
 
         Raises RuntimeError for a failure that only this rank knows of.
         """
@@ -234,8 +235,8 @@ class Buckets:
         return alone
 
     def alone(self) -> LgrecoError | None:
-        """Takes the failure of the last step that only this rank knows of. The next step's first bucket reports it to
-        the others."""
+        """Returns and clears the failure of the last step that only this rank knows of. The next step's first bucket reports
+        this failure to all ranks."""
         alone, self._alone = self._alone, None
         return alone
 
@@ -281,7 +282,7 @@ class Buckets:
                 self._failed.append(bucket)
 
     def _has_failed(self, layers: tuple[int, ...], bucket: ResidentBucket, is_revoked: bool = False) -> bool:
-        """Reads the outcome of a bucket. ``is_revoked`` says that the bucket has failed in another group of ranks."""
+        """Reads the outcome of a bucket. ``is_revoked`` says whether the bucket has failed in another group of ranks."""
         if bucket.outcome is None:
             return False
         outcome, bucket.outcome = to_bytes(bucket.outcome()), None
@@ -292,7 +293,7 @@ class Buckets:
         if failed or is_revoked:
             return True
         if errors is not None:
-            # As on the host, layers whose residual was held are not measured.
+            # As on the host, the error of a layer with a held residual is not recorded.
             for layer, relative in zip(layers, errors.told(0.0 if bucket.held is None else None)):
                 if relative is not None:
                     self._controller.record_error(layer, relative)
@@ -305,7 +306,7 @@ class Buckets:
     def bring_home(self, taken_back: bool = False) -> None:
         """Between steps: copies the GPU's residuals to the controller. Waits for the GPU.
 
-        With ``taken_back`` they are the residuals before the last step, unless that step was already undone.
+        With ``taken_back``, copies the residuals from before the last step, unless that step was already undone.
         """
         self._catch_up()
         self._settle()
@@ -333,7 +334,7 @@ class Buckets:
             self.observed.bring_home(self._device)
 
     def abandon(self) -> None:
-        """Copies residuals to the controller after an abandoned step, as they were before it, and drops all buckets.
+        """Copies the residuals from before an abandoned step to the controller, and drops all buckets.
 
         May be called again after an interrupt.
         """
@@ -358,5 +359,5 @@ class Buckets:
             self.times.forget()
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Measures the time of work that is enqueued within it, as compression or decompression."""
+        """Times the work that is enqueued within this context, as compression or decompression."""
         return contextlib.nullcontext() if self.times is None else self.times.computing()

@@ -1,6 +1,6 @@
-"""The exchange of one bucket in a GPU's memory, with the residuals that a step holds and the errors that it measures.
+"""The exchange of one bucket in a GPU's memory. Also holds residuals and measures errors of the bucket's layers.
 
-Every call only enqueues work, unless it says that it waits. ``device.py`` reads the outcome when the next step begins.
+Every call only enqueues work, unless its comment says that it waits. ``device.py`` reads the outcome when the next step begins.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Residuals:
         """Number of elements of each layer."""
 
     def both(self) -> torch.Tensor:
-        """The two copies of the residuals, one row each: the current one and that of the previous step."""
+        """The current residuals and those of the previous step, one row each, in either order."""
         return self._cuda.part(self._memory, self._bucket.residuals[0], 8 * sum(self.lens), torch.float32).view(2, -1)
 
     def current(self) -> torch.Tensor:
@@ -51,20 +51,20 @@ class Held:
     """Holds the residuals of layers whose gradient is all zeros in a step.
 
     DDP drops the mean of a parameter that no rank has used. If the parameter's residual were sent with these zeros, the residual
-    would be lost. So only zeros are exchanged, and the residual is restored once the means are enqueued. It is restored in both
-    copies, because the step may fail or be undone by a GradScaler. The host does not learn which gradients are zeros, so it need
-    not wait.
+    would be lost. So only zeros are exchanged, and the residual is restored once the means are enqueued. Both copies of the
+    residual are restored, because the step may fail or be undone by a GradScaler. The host does not learn which gradients are
+    zeros, so the host need not wait.
     """
 
     def __init__(self, residuals: Residuals, is_zero: list[torch.Tensor]) -> None:
-        """``is_zero`` says of each layer whether its residual is held."""
+        """``is_zero`` says for each layer whether its gradient is all zeros, so that its residual is held."""
         self._residuals = residuals
         self._is_zero = is_zero
         self._mask = torch.cat([zero.expand(length) for zero, length in zip(self._is_zero, residuals.lens)])
         self._kept = residuals.current()
 
     def put_aside(self) -> None:
-        """Replaces the held residuals by zeros. The caller must be able to restore them after an interrupt."""
+        """Replaces the held residuals by zeros. After an interrupt, the caller must call ``put_back``."""
         self._residuals.both().masked_fill_(self._mask, 0.0)
 
     def put_back(self) -> None:
@@ -90,7 +90,7 @@ class Errors:
     """
 
     def __init__(self, cuda: Cuda, residuals: Residuals, gradients: list[torch.Tensor]) -> None:
-        """Must be created before the gradients are compressed, because means replace them."""
+        """Must be created before the compression of the gradients, because means replace gradients."""
         self._cuda = cuda
         self._residuals = residuals
         self._offered = residuals.current().add_(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -107,8 +107,8 @@ class Errors:
         return torch.stack([torch.linalg.vector_norm(layer, dtype=torch.float64) for layer in layers])
 
     def told(self, nothing: float | None) -> list[float | None]:
-        """Errors by layer, once the step's outcome is known; ``nothing`` for layers whose gradient and residual were
-        zeros."""
+        """Errors by layer, once the step's outcome is known. The error of a layer whose gradient and residual were zeros is
+        ``nothing``."""
         errors: list[float] = [] if self._told is None else self._told().tolist()
         return [error if math.isfinite(error) else nothing for error in errors]
 
@@ -118,13 +118,13 @@ class Failing:
 
     def __init__(self) -> None:
         self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
-        """The failure on the GPU: the first rank at fault, the error, and whether only this rank knows of it."""
+        """The failure on the GPU: the first rank at fault, the error, and whether only this rank knows of the failure."""
         self.refusal: LgrecoError | None = None
         """This rank's own error, from before the exchange or during it."""
 
 
 class ResidentBucket(Failing):
-    """A bucket with its memory on the GPU. It is reused in every step until its settings change."""
+    """A bucket with its memory on the GPU, which is reused in every step until the bucket's settings change."""
 
     def __init__(self, bucket: DeviceBucket, memory: torch.Tensor, step: int) -> None:
         super().__init__()
@@ -133,15 +133,15 @@ class ResidentBucket(Failing):
         self.step = step
         """The number of the bucket's next step."""
         self.outcome: Callable[[], torch.Tensor] | None = None
-        """Returns the GPU's status record of the last step; None once the host has read it."""
+        """Returns the GPU's status record of the last step; None once the host has read the record."""
         self.is_revoked = False
-        """Whether the last step succeeded here, but failed in another group of ranks, so that its new residuals are
-        invalid."""
+        """Whether the last step's new residuals are invalid: the step succeeded in this group of ranks, but failed in
+        another group."""
         self.is_to_forget = False
         """Whether the last step's residuals of layers without error feedback must still be cleared."""
         self.held: Held | None = None
         self.errors: Errors | None = None
-        """Errors of the last step, until the controller gets them."""
+        """Compression errors of the last step, until the controller has recorded them."""
 
     def forgotten(self) -> list[int]:
         """Positions of the layers whose residuals must be cleared after the last step. Waits for the GPU if layers are
@@ -150,7 +150,7 @@ class ResidentBucket(Failing):
 
 
 class InDeviceMemory:
-    """An exchange that replaces gradients by means in a GPU's memory. It only enqueues work."""
+    """An exchange that only enqueues work, which replaces gradients by means in a GPU's memory."""
 
     def __init__(self, cuda: Cuda, buffer: torch.Tensor) -> None:
         self.future = cuda.future()
@@ -159,11 +159,11 @@ class InDeviceMemory:
         self._work: Started | None = None
 
     def is_last(self) -> bool:
-        """Always false: every step enqueues the means, in the order of the stream."""
+        """Always false, because every step enqueues the means."""
         return False
 
     def can_end(self) -> bool:
-        """Always false: means are enqueued at the end of the backward pass, so that its kernels do not wait for
+        """Always false: means are enqueued at the end of the backward pass, so that the pass's kernels do not wait for
         collectives."""
         return False
 
@@ -173,11 +173,12 @@ class InDeviceMemory:
                 self._work.wait()
             self._work = None
         if not self.future.done():
-            # DDP keeps the future. The copy has no traceback, whose frames would keep the DDP alive.
+            # DDP keeps the future. The frames of the error's traceback would keep the DDP alive, so a copy without
+            # traceback is set.
             self.future.set_exception(copy.copy(error))  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """Does not copy, because the means are in place. Later work of the current stream runs after them."""
+        """Does not copy, because the means are in place. Later work of the current stream runs after the exchange."""
         self._cuda.rejoin()
 
     def let_go(self) -> None:
@@ -207,7 +208,7 @@ class DeviceExchange(InDeviceMemory):
         self._buckets = buckets
         self.bucket = bucket
         self.is_zero: list[torch.Tensor] | None = None
-        """Whether each layer has no gradient in this step. None if this exchange's own gradients show it."""
+        """For each layer, whether it has no gradient in this step. None if this exchange finds out from its gradients."""
 
     def open(self, controller: Controller, layers: list[int]) -> None:
         """Does nothing: the controller need not lend layers, because the residuals are on the GPU."""
@@ -245,7 +246,7 @@ class DeviceExchange(InDeviceMemory):
         return None
 
     def _measuring(self, measure: Callable[[], Errors]) -> Errors | None:
-        """Runs ``measure``. If the GPU lacks memory, logs it and returns None; ``metrics()`` then lacks the step's
+        """Runs ``measure``. If the GPU lacks memory, logs a warning and returns None. ``metrics()`` then lacks the step's
         errors."""
         try:
             return measure()
@@ -267,7 +268,7 @@ class DeviceExchange(InDeviceMemory):
                 with self._buckets.computing():
                     request = self._buckets.device.next(own.bucket)
             except LgrecoError as error:
-                # Messages report the error to the other ranks, and all ranks raise it when the next step begins.
+                # Messages report the error to the other ranks. All ranks raise the error when the next step begins.
                 request, own.refusal = None, own.refusal or error
             if request is None:
                 if own.errors is not None:
@@ -290,7 +291,7 @@ class DeviceExchange(InDeviceMemory):
         return False
 
     def is_done(self) -> bool:
-        """Whether a collective is under way. ``go_on`` may then be called at once, because it enqueues work and never waits."""
+        """Whether a collective is under way, because ``go_on`` never waits for it and may be called at once."""
         return self._work is not None
 
     def give_up(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Which options have no effect in combination with others."""
+"""Finds options that have no effect in combination with other options."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from lgreco._lgreco import LgrecoError, methods_of_options
 from lgreco.torch.options import is_default
 
 PLANS = ("lgreco", "paper", "kmeans")
-"""Policies that search for a plan. Only they use the options of ``_OF_PLANS``."""
+"""Policies that search for a plan. Only these policies use the options of ``_OF_PLANS``."""
 _COMPRESSES = (*PLANS, "uniform", "accordion", "legacy")
 """Policies that compress. ``settings`` also compress."""
 _OF_PLANS = ("budget", "objective", "candidates", "widths", "metric", "workers", "alpha")
@@ -26,14 +26,14 @@ _POLICIES: dict[str, tuple[str, ...]] = {
     "residual_dtype": (*_COMPRESSES, "settings"),
     "on_plan": (*_COMPRESSES, "settings"),
 }
-"""The policies under which an option has an effect. ``settings`` are listed as a policy. Options without an entry
-always have an effect."""
+"""The policies under which an option has an effect. ``settings`` counts as a policy. Options without an entry always
+have an effect."""
 _METHODS = dict(methods_of_options())
 
 
 def without_effect(options: Mapping[str, Any]) -> LgrecoError | None:
-    """The error for an option that has no effect in combination with the others; None if each has an effect. Each option is valid
-    by itself."""
+    """The error for an option that has no effect in combination with the other options; None if each option has an effect.
+    Assumes that each option is valid by itself."""
     has_settings = options.get("settings") is not None
     policy = "settings" if has_settings else options.get("policy") or "lgreco"
     beside = "settings=" if has_settings else f"policy={policy!r}"

@@ -15,18 +15,18 @@ from lgreco.torch.collectives import Started, start
 from lgreco.torch.nodes import Nodes
 
 _LOST: "list[HostExchange]" = []
-"""Exchanges that are never freed. Their last collective cannot be waited for, and may still write to their memory."""
+"""Exchanges that are never freed, because their last collective cannot be waited for and may still write to their memory."""
 
 
 class BucketExchange(Protocol):
     """Replaces the gradients of one bucket by means, one collective after another."""
 
     future: torch.futures.Future[torch.Tensor]
-    """Its result is the buffer, once that holds the means, or zeros after a failure."""
+    """The future's result is the buffer, once the buffer holds the means, or zeros after a failure."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether an interrupt came while a collective was started. That collective cannot be waited for."""
+        """Whether an interrupt came during the start of a collective, which therefore cannot be waited for."""
 
     @property
     def lends(self) -> bool:
@@ -36,7 +36,7 @@ class BucketExchange(Protocol):
         """Borrows the layers from the controller, if the exchange works on the host."""
 
     def close(self, controller: Controller) -> None:
-        """Returns the layers. May be called again after an interrupt, and also before ``open``."""
+        """Returns the layers to the controller. May be called again after an interrupt, and also before ``open``."""
 
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         """Compresses the gradients, which are parts of the buffer. Given a ``failure``, reports it to all ranks
@@ -52,10 +52,10 @@ class BucketExchange(Protocol):
         """
 
     def is_flying(self) -> bool:
-        """Whether a collective is under way, or is held."""
+        """Whether a collective is under way, or the last collective is held."""
 
     def is_held(self) -> bool:
-        """Whether ``go_on`` will start the last collective. All ranks start it after the collectives of other buckets."""
+        """Whether the last collective is held: all ranks start this collective after the collectives of other buckets."""
 
     def is_done(self) -> bool:
         """Whether the collective under way has ended, so that ``go_on`` would not wait."""
@@ -74,7 +74,7 @@ class BucketExchange(Protocol):
         failure that all ranks know, the means are zeros, so that the ranks' parameters stay the same."""
 
     def let_go(self) -> None:
-        """Releases the buffer. The means were delivered, and the future is not used."""
+        """Releases the buffer, after the means were delivered. The caller must not use the future."""
 
     def land(self) -> None:
         """Delivers the means and completes the future."""
@@ -86,7 +86,7 @@ class BucketExchange(Protocol):
 class HostExchange:
     """The exchange of one bucket in the host's memory. Gradients on a GPU are copied to the host and back.
 
-    In a step that all ranks have refused there is no ``bucket``, and the means are zeros.
+    If all ranks have refused the step, ``bucket`` is None, and the means are zeros.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class HostExchange:
         """False once all ranks know that the bucket has no means."""
         self._work: Started | None = None
         self._is_held = False
-        """Whether only the last collective of a bucket over nodes is left. It is held until all buckets have reached
-        their last collectives, because ranks of a node may perform different numbers of collectives before."""
+        """Whether only the last collective of a bucket over nodes is left. This collective is held until all buckets have
+        reached their last collectives, because the number of earlier collectives may differ between ranks of a node."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False
@@ -155,7 +155,7 @@ class HostExchange:
         if self._nodes is None:
             self._rounds -= 1
         else:
-            # After a failure the number of collectives is unknown until the last one.
+            # After a failure the number of collectives is unknown until the last collective.
             group, self._rounds = self._nodes.group(request), 0 if was_held else 1
         self.is_lost = True
         try:
@@ -208,7 +208,8 @@ class HostExchange:
         if self.is_lost and self not in _LOST:
             _LOST.append(self)
         if not self.future.done():
-            # DDP keeps the future. The copy has no traceback, whose frames would keep the DDP alive.
+            # DDP keeps the future. The frames of the error's traceback would keep the DDP alive, so a copy without
+            # traceback is set.
             self.future.set_exception(copy.copy(error))  # type: ignore[arg-type]
 
     def deliver(self) -> None:

@@ -1,8 +1,8 @@
 """Ends the steps of fully_shard's modules that exchange gradients after the backward pass.
 
 After ``set_manual_backward_finalization(True)``, FSDP exchanges gradients in ``finalize_backward()``, which may follow several
-backward passes. torch.distributed.pipelining uses this mode. In older PyTorch, it calls the callback for the end of a backward
-pass itself. Autograd then reports no end of a pass, so FSDP's own methods end the step.
+backward passes. torch.distributed.pipelining uses this mode. In older PyTorch, pipelining itself calls FSDP's callback for the
+end of a backward pass. In both cases autograd does not report the end of the pass, so FSDP's own methods end the step.
 """
 
 import functools
@@ -31,7 +31,8 @@ class Finalization:
     def __init__(self, module: torch.nn.Module, state: Ending) -> None:
         found = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
         self._parts: list[Any] = list(dict.fromkeys(found))
-        """FSDP's states of all modules. Only the root's methods are called, and FSDP finds the root in the first forward pass."""
+        """FSDP's states of all modules. Only the root's methods are called, but the root is unknown before the first forward
+        pass."""
         self._state = state
         for part in self._parts:
             replace_method(part, "_root_post_backward_final_callback", functools.partial(self._ending, part, False))
@@ -39,7 +40,7 @@ class Finalization:
             replace_method(part, "_reset_iter_state", self._resetting)  # since PyTorch 2.15
 
     def is_awaited(self, besides: Any = None) -> bool:
-        """Whether the caller has yet to call ``finalize_backward()`` of a root, other than the root of the part ``besides``."""
+        """Whether the caller must still call ``finalize_backward()`` of a root. Ignores the root of the part ``besides``."""
         # All parts of a root share its context.
         roots = [part._state_ctx for part in self._parts if besides is None or part._state_ctx is not besides._state_ctx]
         return any(getattr(root, "manual_backward_finalization_active", None) and not root.gradient_reduction_pending for root in roots)
@@ -54,7 +55,8 @@ class Finalization:
                 raise LgrecoError(f"{name}: {what}: make the state with the root, the outermost module under fully_shard")
 
     def _ending(self, part: Any, is_finalized: bool, own: Callable[..., None]) -> Callable[..., None]:
-        """Wraps a method of ``part`` that ends a backward pass. ``is_finalized`` says that the caller calls it."""
+        """Wraps a method of ``part`` that ends a backward pass. ``is_finalized`` says whether the method is
+        ``finalize_backward``."""
 
         def ending(*arguments: Any, **options: Any) -> None:
             try:
@@ -67,7 +69,7 @@ class Finalization:
             try:
                 self._state._end_outside_pass()
             except Exception:
-                # With async_op=True FSDP would wait for these gradients before it begins anything else.
+                # With async_op=True, FSDP would otherwise wait for this part's gradients before its next exchange.
                 if (reduction := getattr(part._comm_ctx, "active_gradient_reduction", None)) is not None:
                     part.wait_for_gradient_reduction(reduction)
                 raise
@@ -85,11 +87,11 @@ class Finalization:
 
 
 def replace_method(of: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-    """Replaces a method of one of FSDP's objects by ``make`` of it, if this version of FSDP has it."""
+    """Replaces a method of one of FSDP's objects by ``make(method)``, if this version of FSDP has the method."""
     own = getattr(of, name, None)
     if own is None:
         return
-    # An earlier state may have replaced the method. Wrap FSDP's own method instead.
+    # If an earlier state has replaced the method, FSDP's own method is wrapped instead.
     own = getattr(own, "_of_fsdp", own)
     made = make(own)
     made._of_fsdp = own

@@ -33,16 +33,16 @@ class Sent:
     """An outer step is under way."""
 
     parameters: list[torch.Tensor] | None
-    """The parameters' values when they were sent. None without a delay: no inner step is taken until the means have
-    arrived."""
+    """The parameters' values when pseudo-gradients were sent. None without a delay: no inner step is taken until the means
+    have arrived."""
     buffer: torch.Tensor
-    """Pseudo-gradients, which their means replace."""
+    """The pseudo-gradients, later the means."""
 
 
 class Fragment(Training):
     """Layers that are averaged together.
 
-    ``send`` begins an outer step and leads from ``Ready`` to ``Sent``, and ``receive`` ends it and leads back to
+    ``send`` begins an outer step and leads from ``Ready`` to ``Sent``. ``receive`` ends the outer step and leads back to
     ``Ready``.
     """
 
@@ -62,8 +62,9 @@ class Fragment(Training):
         group: dist.ProcessGroup | None,
         options: Options,
     ) -> None:
-        """``index`` is the fragment's number in the model. In the group ``compares``, ranks compare what they have loaded."""
-        # Layers of different types are exchanged in the smallest type that holds them all.
+        """``index`` is the fragment's number in the model. In the group ``compares``, ranks compare the weights that they have
+        loaded."""
+        # Layers of different types are exchanged in the smallest type that can represent all their values.
         self._dtype = functools.reduce(torch.promote_types, [p.dtype for _, p in named])
         self.layers = [name for name, _ in named]
         layers = [Layer(name, list(local(p).shape), self._dtype) for name, p in named]
@@ -77,7 +78,7 @@ class Fragment(Training):
         self._loaded = LoadedWeights(compares, index)
         self._outer: Ready | Sent = Ready()
         self._torn: str | None = None
-        """Why some parameters have the last outer step, and others do not: its update was interrupted, or has failed."""
+        """Error text if the last outer step has updated only some parameters, because it was interrupted or has failed."""
         self._has_planned = False
         """Whether ``on_plan`` must still be called for a plan."""
 
@@ -92,14 +93,14 @@ class Fragment(Training):
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The parts of its parameters that this process holds."""
+        """The parts of the fragment's parameters that this process holds."""
         return [local(p) for p in self._whole]
 
     def expect_none_sent(self) -> None:
         if self.has_sent:
             raise LgrecoError("an outer step is under way: call finish() first")
 
-    # Weights that are changed by other means than training
+    # Weights that something other than training changes
 
     def note_loaded(self, loaded: list[torch.Tensor], are_known: bool) -> None:
         """Continues from the parameters in ``loaded``, if their values are known."""
@@ -130,8 +131,8 @@ class Fragment(Training):
     # The outer step
 
     def send(self, changed: LgrecoError | None) -> None:
-        """Sends pseudo-gradients. ``changed`` is the error if this rank's model has changed since the OuterStep was
-        made."""
+        """Sends pseudo-gradients. ``changed`` is an error if this rank's model has changed since the OuterStep was made, else
+        None."""
         if self.has_sent:
             return  # This step is repeated after an error in another fragment's turn.
         sent, buffer, unmade = self._pseudo_gradients()
@@ -142,16 +143,16 @@ class Fragment(Training):
         else:
             self._loaded.send(unmade)
         if not self._delayed:
-            # A rank that has loaded a state first agrees with the others on the step. If the others have loaded none,
-            # this agreement never ends. So ranks compare what they have loaded before they exchange.
+            # Ranks compare the states that they have loaded before they exchange. A rank that has loaded a state waits for an
+            # agreement on the step, which would never end if the other ranks have loaded no state.
             self._expect_alike()
         exchanged = self._exchanged(buffer) if buffer.numel() > 0 else []
         self._begin(list(range(len(self.names))), buffer, exchanged, False, failure=unmade)
         self._outer = Sent(sent, buffer)
 
     def _pseudo_gradients(self) -> tuple[list[torch.Tensor] | None, torch.Tensor, LgrecoError | None]:
-        """Returns the parameters' values if there is a delay, the pseudo-gradients, and the error if this rank cannot
-        compute them. The other ranks wait for this one, so they must learn of the error."""
+        """Returns the parameters' values if there is a delay, the pseudo-gradients, and the error if this rank cannot compute
+        pseudo-gradients. The caller must report this error to the other ranks, which wait for this rank."""
         buffer = self._starts[0].new_empty(0)
         try:
             sent = [p.detach().clone() for p in self.parameters] if self._delayed else None
@@ -165,8 +166,8 @@ class Fragment(Training):
             return None, buffer.zero_(), told
 
     def go_on(self) -> None:
-        """Starts the next collective if the previous one is done. Never waits, and does not end the last collective:
-        ``receive`` does."""
+        """Starts the next collective if the previous collective is done. Never waits. ``receive`` ends the last
+        collective."""
         for exchange in self._under_way():
             try:
                 while exchange.is_done() and not exchange.is_last() and self._go_on(exchange):
@@ -189,7 +190,7 @@ class Fragment(Training):
             for exchange in self._under_way():
                 while exchange.is_flying() and not exchange.is_last() and self._go_on(exchange):
                     pass
-            # Ending the step changes residuals. Checks that may refuse the outer step must come before.
+            # Ending the step changes residuals, so all checks that may refuse the outer step come before.
             if self._delayed:
                 self._expect_alike()
             self._finish_step()
@@ -209,10 +210,10 @@ class Fragment(Training):
             raise failure
 
     def _make(self, sent: Sent) -> None:
-        """Updates parameters by SGD with Nesterov's momentum, and adds this rank's changes since they were sent.
+        """Updates parameters by SGD with Nesterov's momentum. With a delay, adds this rank's changes since the sending.
 
-        The other ranks make their updates meanwhile. If this rank's update fails, the next outer step reports this to
-        them.
+        The other ranks make their updates at the same time. If this rank's update fails, the next outer step reports this
+        failure to them.
         """
         self._torn = f"an interrupt came while an outer step updated the parameters: {WHOLE_AGAIN}"
         name = None
@@ -257,7 +258,7 @@ class Fragment(Training):
     # Reports and saved states
 
     def _tell_of_plan(self) -> None:
-        """Defers ``on_plan`` until the parameters are updated, because it may save the state."""
+        """Defers ``on_plan`` until the parameters are updated, because ``on_plan`` may save the state."""
         self._has_planned = True
 
     def take_planned(self) -> bool:
@@ -278,7 +279,7 @@ class Fragment(Training):
         return self.as_it_is(window=window)
 
     def as_it_is(self, *, window: bool = True) -> dict[str, Any]:
-        """The state, even if it is torn."""
+        """The state, even if an outer step has updated only some parameters."""
         if self.has_sent:
             raise LgrecoError("an outer step is under way: call finish() before you save or load states")
         outer = {"starts": self._starts, "velocities": self._velocities}
@@ -297,20 +298,20 @@ class Fragment(Training):
         return loaded
 
     def end_load(self, steps: int) -> None:
-        """Ends the load of a state from after ``steps`` inner steps. All fragments have loaded theirs."""
+        """Ends the load of a state from after ``steps`` inner steps, once all fragments have loaded their parts."""
         self._loaded.note_state(steps, self._starts, self._velocities)
         self._torn = None
 
 
 def _expect_as_made(name: str, p: torch.Tensor, start: torch.Tensor) -> None:
-    """Raises unless a parameter has the shape and the type that it had when the OuterStep was made."""
+    """Raises if a parameter's shape or type has changed since the OuterStep was made."""
     for what, now, was in (("shape", list(p.shape), list(start.shape)), ("type", p.dtype, start.dtype)):
         if now != was:
             raise of_layer(name, f"the parameter has {what} {now}, and had {was} when the OuterStep was made: make another")
 
 
 def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Splits values along the longest dimension into parts of about a million. Temporary results for one part then take
+    """Splits values along the longest dimension into parts of about a million elements, so that temporary results take
     little memory."""
     if values.dim() == 0:
         return [values]

@@ -33,7 +33,7 @@ class _Parameter(NamedTuple):
 
     name: str
     shard: list[int]
-    """Dims of each rank's shard; shorter shards are padded to this size."""
+    """Dims of each rank's shard. Shorter shards are padded to these dims."""
     whole: list[int]
     """Dims of the tensor of all shards, stacked without the padding at the end."""
     dtype: torch.dtype
@@ -56,18 +56,18 @@ class _Unit:
         self._has_warned = False
         self.later: str | None = None
         """Name of a parameter that has a gradient, but was frozen when the state was made."""
-        # A module's gradients are exchanged together, in the smallest type that holds all their types.
+        # A module's gradients are exchanged together, in the smallest type that can represent all of them.
         self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
 
     @property
     def divide_factor(self) -> float | None:
-        """The user's divisor for sums of gradients, if it is not the number of ranks."""
+        """The user's divisor for sums of gradients. None if sums are divided by the number of ranks."""
         factor: float | None = getattr(self.group, "gradient_divide_factor", None)
         return factor
 
     def note_present(self, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
-        """Records in each step which parameters of the unit have a gradient, if this version of FSDP allows it. FSDP
-        omits the others."""
+        """Records in each step which parameters of the unit have a gradient, because FSDP omits parameters without one. Does
+        nothing if this version of FSDP does not report them."""
 
         def noting(prepare: Callable[..., Any]) -> Callable[..., Any]:
             def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:
@@ -84,7 +84,7 @@ class _Unit:
         replace_method(self.group, "_prepare_reduce_scatter_inputs", noting)
 
     def lens_of(self, elements: int) -> list[int]:
-        """Number of elements of each shard whose parameter has a gradient. ``elements`` is the expected sum."""
+        """Lengths of the shards of parameters with a gradient, in elements. ``elements`` is the expected sum."""
         lens = [self.lens[index] for index in self.present]
         if self.later is not None:
             raise frozen_before(self.later)
@@ -101,8 +101,8 @@ class LGreCoShardedState(Training):
     Without ``replicate_group``, the reduce-scatter is compressed: each rank gets the mean of its own shard. With
     ``replicate_group`` (HSDP), ``module`` is sharded only within an inner group, such as the processes of a node. FSDP
     reduces and scatters within that group as usual. lgreco then compresses the shards of the gradients, and averages
-    them over ``replicate_group``, between nodes. With an NCCL process group, gradients on an NVIDIA GPU stay there, as
-    under ``LGreCoState``, and no step waits for the host.
+    the shards over ``replicate_group``, between nodes. With an NCCL process group, gradients on an NVIDIA GPU stay on the
+    GPU, as under ``LGreCoState``, and no step waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
@@ -116,7 +116,7 @@ class LGreCoShardedState(Training):
     Parameters
     ----------
     module
-        The root module, after ``fully_shard`` of it and of its parts.
+        The root module, after ``fully_shard`` of the root and of its parts.
     replicate_group
         The ranks that hold the same shard.
     **options
@@ -126,8 +126,8 @@ class LGreCoShardedState(Training):
     Raises
     ------
     LgrecoError
-        For modules that are not sharded, or not over a single group. For modules that FSDP itself replicates (a mesh of
-        two dimensions), because their all-reduce would stay uncompressed. For invalid options.
+        For modules that are not sharded, or are sharded over several groups. For modules that FSDP itself replicates (a
+        mesh of two dimensions), because FSDP's all-reduce would stay uncompressed. For invalid options.
     """
 
     def __init__(
@@ -215,11 +215,11 @@ class _AllReduce:
     def __init__(self, state: LGreCoShardedState, unit: _Unit) -> None:
         self._state, self._unit = state, unit
         self._awaiting: dict[int, torch.Tensor] = {}
-        """Sums of gradients, by parameter, of backward passes without an exchange."""
+        """By parameter, the sum of the gradients from backward passes without an exchange."""
         self._forget_at_reset()
 
     def _forget_at_reset(self) -> None:
-        """Forgets these sums in ``reset_iter_state()``, which discards all gradients of an iteration that has failed."""
+        """Makes ``reset_iter_state()``, which discards all gradients of a failed iteration, also forget the sums."""
         awaiting = self._awaiting
 
         def forgetting(reset: Callable[[], None]) -> Callable[[], None]:
@@ -235,7 +235,7 @@ class _AllReduce:
         unit = self._unit
         parts = torch.split(shard, unit.lens_of(shard.numel()))
         if not getattr(unit.group, "all_reduce_grads", True):
-            # After set_requires_all_reduce(False), FSDP sums gradients within the node, and so does this code.
+            # After set_requires_all_reduce(False), gradients are only summed within the node, without an exchange.
             for index, part in zip(unit.present, parts):
                 if index in self._awaiting:
                     self._awaiting[index] += part
@@ -248,7 +248,7 @@ class _AllReduce:
                 part += awaiting
         self._state._exchange(unit, shard, parts)
         if unit.divide_factor is not None:
-            # The factor is meant for sums over all ranks, but FSDP only sums over the ranks of the node.
+            # The user's factor replaces any other division, so the mean's division by the number of nodes is undone.
             shard.mul_(self._state._group.size())
 
 
@@ -280,7 +280,7 @@ class _ReduceScatter:
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
         if input_tensor.device.type == "cpu":
-            # FSDP would keep this memory, which came from allocate(), in addition to the buffer.
+            # FSDP would keep this memory, which came from allocate(). It is freed, because the buffer has the gradients.
             input_tensor.untyped_storage().resize_(0)
         gradients = torch.split(buffer, wholes)
         self._state._exchange(self._unit, buffer, gradients)
@@ -301,7 +301,7 @@ class _ReduceScatter:
         if self._unit.divide_factor is None:
             name = self._unit.parameters[0].name
             raise of_layer(name, "FSDP asks for a reduction that is neither a mean nor a sum, and the module has no set_gradient_divide_factor: set one")
-        # FSDP has divided gradients by the factor, and asks for their sum.
+        # FSDP has divided gradients by the factor, and asks for the sum of these quotients.
         return world / self._unit.divide_factor
 
 
@@ -309,7 +309,7 @@ class _Frozen:
     """Raises an error if a unit has gradients although all its parameters were frozen when the state was made."""
 
     def __init__(self, names: Mapping[Any, str]) -> None:
-        """``names`` are those of FSDP's parameters."""
+        """``names`` has the name of each of FSDP's parameters."""
         self._names = names
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -321,7 +321,7 @@ class _Frozen:
 
 
 def _other_shards(inner: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None) -> LgrecoError | None:
-    """The error for a ``replicate_group`` with ranks that hold other shards, or None."""
+    """The error if ranks of ``replicate_group`` hold different shards, else None."""
     if replicate_group is None:
         return None
     holders, averaging = dist.get_process_group_ranks(inner), dist.get_process_group_ranks(replicate_group)
@@ -342,7 +342,7 @@ def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
 
 def _parameter(name: str, group: Any, parameter: Any) -> _Parameter:
     shard, ranks = list(parameter.padded_sharded_param_size), group._reduce_scatter_process_group.size()
-    # Dimensions other than the first are sharded evenly, and the shards are stacked.
+    # FSDP shards dimensions other than the first evenly. The shards are treated as rows of a stacked tensor.
     along_rows = parameter.fsdp_placement.dim == 0
     whole = list(parameter._orig_size) if along_rows else [ranks * shard[0], *shard[1:]]
     return _Parameter(name, shard, whole, _reduced(group, parameter))
@@ -352,7 +352,7 @@ def _param_groups(module: torch.nn.Module) -> list[Any]:
     if not isinstance(module, FSDPModule):
         return []
     state = module._get_fsdp_state()
-    # In older PyTorch a module has one group or none.
+    # In older PyTorch a module has at most one parameter group.
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Flat:
-    """A flat parameter: the original parameters in it, and where they are in its gradient."""
+    """A flat parameter: its original parameters, and their positions in its gradient."""
 
     def __init__(self, prefix: str, handle: Any, first: int) -> None:
         flat = handle.flat_param
@@ -34,7 +34,7 @@ class _Flat:
         self.layers = list(range(first, first + len(self.names)))
 
     def layers_of(self, shard: int, world: int) -> list[Layer]:
-        """The layers, for ``world`` shards of ``shard`` elements; with 0 elements the gradient is not sharded."""
+        """The layers, for ``world`` shards of ``shard`` elements. If ``shard`` is 0, the gradient is not sharded."""
         layers = []
         for name, shape, (start, end) in zip(self.names, self.shapes, self.spans):
             ends = [min(max(shard * (rank + 1) - start, 0), end - start) for rank in range(world)]
@@ -46,9 +46,9 @@ class LGreCoFSDP1State(Training):
     """Settings, residuals and plans of one process under FullyShardedDataParallel.
 
     ``module`` is the root. With FULL_SHARD or SHARD_GRAD_OP each rank gets the mean of its shard; NO_SHARD is supported
-    too. Other parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits
-    for its exchange. The original parameters in it are the layers. On an NVIDIA GPU gradients stay there, as under
-    ``LGreCoState``. FullyShardedDataParallel has no hook for HYBRID_SHARD; use ``fully_shard`` instead.
+    too. All other parameters are as in ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits
+    for its exchange. The original parameters in the flat parameter are the layers. Gradients on an NVIDIA GPU stay on
+    the GPU, as under ``LGreCoState``. FullyShardedDataParallel has no hook for HYBRID_SHARD; use ``fully_shard`` instead.
 
     >>> model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
     >>> state = LGreCoFSDP1State(model, method="qsgd", policy="uniform", start_iter=2)
@@ -116,7 +116,7 @@ class _Frozen(NamedTuple):
     """A flat parameter that was frozen when the state was made."""
 
     name: str
-    """The name of its first original parameter."""
+    """The name of the flat parameter's first original parameter."""
 
 
 def _hook(of_part: tuple[LGreCoFSDP1State, _Flat] | _Frozen, gradient: torch.Tensor, shard: torch.Tensor | None = None) -> None:

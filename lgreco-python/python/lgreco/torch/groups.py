@@ -1,5 +1,4 @@
-"""Process groups for lgreco's collectives, and the agreement of their ranks on options and layers when states are
-made."""
+"""Makes process groups for lgreco's collectives, and compares options and layers between ranks when a state is made."""
 
 import atexit
 import contextlib
@@ -22,7 +21,7 @@ _VERSION = "the version of lgreco"
 
 
 def expect_group(group: object) -> None:
-    """Raises unless it is a process group, or None for the default one."""
+    """Raises if ``group`` is neither a process group nor None, which stands for the default group."""
     expected = "a process group of torch.distributed that this process is in, or None"
     expect(group is None or isinstance(group, dist.ProcessGroup), "process_group", group, expected)
 
@@ -30,8 +29,9 @@ def expect_group(group: object) -> None:
 def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.ProcessGroup:
     """Makes a group of the same ranks with the same timeout, for lgreco's collectives alone.
 
-    In a separate group, the collectives need no order relative to other collectives. Host memory needs Gloo, whatever
-    the backend of ``group``. Raises LgrecoError if there is no process group, or if ``group`` is not one.
+    In a separate group, lgreco's collectives need no order relative to other collectives. Collectives in host memory need
+    Gloo, whatever the backend of ``group``. Raises LgrecoError if there is no process group, or if ``group`` is of another
+    type.
     """
     expect_group(group)
     of = group if group is not None else dist.group.WORLD
@@ -42,14 +42,14 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
 
 
 def part_of(parts: list[list[int]], of: dist.ProcessGroup, backend: str = "gloo") -> dist.ProcessGroup:
-    """Makes a group of each part of a group's ranks, and returns this rank's group. All ranks of ``of`` must call it
-    together.
+    """Makes a group of each part of a group's ranks, and returns this rank's group. All ranks of ``of`` must call
+    ``part_of`` together.
 
-    A group orders its ranks by their numbers.
+    A process group sorts its ranks.
     """
     rank, is_world = dist.get_rank(), _is_world(of)
-    # If all processes take part, each makes every group. Otherwise PyTorch before 2.15 would name groups by the number of groups on
-    # each rank, which may differ.
+    # If all processes take part, each process makes every group. PyTorch before 2.15 names groups by the number of groups that a
+    # process has made, which must not differ between processes.
     made = [_new(part, of, backend, is_world) for part in parts if is_world or rank in part]
     return next(group for group in made if isinstance(group, dist.ProcessGroup))
 
@@ -59,7 +59,7 @@ def _is_world(group: dist.ProcessGroup) -> bool:
 
 
 def _new(ranks: list[int], of: dist.ProcessGroup, backend: str, with_all: bool) -> dist.ProcessGroup:
-    """Makes a group. ``with_all`` says that all processes make it together, not only its own ranks.
+    """Makes a group. ``with_all`` says whether all processes make the group together, or only the group's ranks.
 
     On a rank outside the group, the result is PyTorch's NON_GROUP_MEMBER.
     """
@@ -71,9 +71,9 @@ def _new(ranks: list[int], of: dist.ProcessGroup, backend: str, with_all: bool) 
 
 
 def release_with(owner: object, group: dist.ProcessGroup) -> Callable[[], object]:
-    """Releases a group when its owner is freed. Otherwise its sockets and threads would stay until the process ends.
+    """Releases a group when its owner is freed. Otherwise the group's sockets and threads would stay until the process ends.
 
-    The returned function releases it at once.
+    The returned function releases the group at once.
     """
     finalizer = weakref.finalize(owner, release, group, os.getpid())
     finalizer.atexit = False
@@ -84,14 +84,14 @@ def release(group: dist.ProcessGroup, made_by: int) -> None:
     """Closes the sockets and ends the threads of a group, but only in the process that made it."""
     if os.getpid() != made_by:
         return  # A forked child does not have the group's threads, and would wait for them.
-    # The group is already destroyed if the user has destroyed all groups.
+    # ValueError means that the user has already destroyed all groups.
     with contextlib.suppress(ValueError):
         dist.destroy_process_group(group)
 
 
 @contextlib.contextmanager
 def meeting(group: dist.ProcessGroup) -> Iterator[None]:
-    """Adds the likely cause to an error while ranks wait for each other to make a state."""
+    """Within this context, ranks wait for each other to make a state. Adds the likely cause to an error of the network."""
     try:
         yield
     except LgrecoError:
@@ -106,7 +106,7 @@ def meeting(group: dist.ProcessGroup) -> Iterator[None]:
 def _await_threads_at_exit() -> None:
     """Gives Gloo's threads time to free the memory of the last collectives before the interpreter ends.
 
-    PyTorch 2.15 aborts the process if one of these threads calls the interpreter after that.
+    PyTorch 2.15 aborts the process if one of these threads calls the interpreter after its end.
     """
     atexit.register(time.sleep, 0.2)
 
@@ -116,8 +116,8 @@ def agree(
 ) -> None:
     """Raises on all ranks if options (``told``) or layers differ, or if some rank has a ``failure``.
 
-    Options are compared as text. Layers are names with descriptions. The rank that failed raises its own error. The
-    others raise an error with its text.
+    Options are compared as text. Layers are names with descriptions. The rank that failed raises its own error. All other
+    ranks raise an error with the same text.
     """
     fingerprint = hashlib.sha256(repr(layers).encode()).hexdigest()
     options = {_VERSION: __version__} | {name: repr(value) for name, value in told.items() if value is not None}
@@ -128,7 +128,7 @@ def agree(
     for rank, (_, options, _) in enumerate(every):
         here, there = (of.get(_VERSION) for of in (options, every[0][1]))
         if here != there:
-            # Other differences may follow from this one.
+            # The versions are compared first, because other differences may follow from different versions.
             raise LgrecoError(f"{_VERSION} is {here} on rank {rank}, {there} on rank 0: install the same version on all ranks")
     if isinstance(failure, ValueError):
         raise failure

@@ -1,4 +1,4 @@
-"""Layers are tensors with gradients to exchange: their names, and the parts of them that a process holds."""
+"""The layers, which are tensors with gradients to exchange: names, checks, and the parts that a process holds."""
 
 import math
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     shape: list[int]
     dtype: torch.dtype
     ends: list[int] = []
-    """The element at which each rank's shard ends; empty unless each rank gets the mean of its shard."""
+    """The element at which each rank's shard ends. Empty if each rank gets the mean of the whole layer."""
 
     @property
     def bytes(self) -> int:
@@ -52,7 +52,7 @@ def no_module(model: object) -> LgrecoError | None:
 
 
 def without_values(named: Iterable[tuple[str, torch.Tensor]]) -> LgrecoError | None:
-    """The error for trainable parameters that are replaced when they get values, or None."""
+    """The error for a trainable parameter of a lazy module, which has no values yet, or None."""
     for name, p in named:
         if p.requires_grad and is_lazy(p):
             return of_layer(plain_name(name), "the parameter is of a lazy module, and has no shape: run a forward pass of the model before")
@@ -72,8 +72,7 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without wrappers, so that settings and saved states fit the model with and without
-    wrappers."""
+    """A parameter's name without the names of wrappers, so that settings and saved states fit wrapped and plain models."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -83,7 +82,7 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> list[int]:
-    """The ranks that hold a part of the model; empty if it is not sharded."""
+    """The ranks that hold a part of the model; empty if the model is not sharded."""
     ranks: set[int] = set()
     for parameter in parameters:
         if isinstance(parameter, DTensor):
@@ -95,13 +94,13 @@ def sharded_over(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> 
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Gives the modules of FSDP1 and FSDP2 their sharded parameters. After a forward pass without a backward pass, some
-    modules still have whole parameters."""
+    """Replaces the whole parameters of FSDP1 and FSDP2 modules by their shards. A forward pass without a backward pass leaves
+    whole parameters in some modules."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
         elif isinstance(part, FullyShardedDataParallel) and (handle := part._handle) is not None:
-            # Before the first forward pass, parameters are sharded, and the local shard is not set up.
+            # Before the first forward pass, parameters are already sharded, and there is no _local_shard.
             if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_local_shard") and not handle.needs_unshard():
                 _reshard(part, handle, True)
 

@@ -38,23 +38,24 @@ _PARTS = {
     "starts": "with different parameters after the last outer step",
     "velocities": "with different velocities",
 }
-"""The parts of an OuterStep's state that must be the same on all ranks. Each has the words for the error if it
-differs."""
+"""The parts of an OuterStep's state that must be the same on all ranks, each with the words for the error about a
+difference."""
 
 
 class LoadedWeights:
-    """The weights and the state that this rank has loaded since the last outer step. Ranks compare them in the next outer step."""
+    """The weights and the state that this rank has loaded since the last outer step. The next outer step compares them between
+    ranks."""
 
     def __init__(self, group: dist.ProcessGroup, index: int) -> None:
-        """All fragments use the same ``group`` to compare. So ranks also notice if they are not at the same fragment.
-        ``index`` is the number of the fragment."""
+        """``index`` is the number of the fragment. All fragments compare in the same ``group``, so ranks also notice if they
+        are at different fragments."""
         self._group, self._index = group, index
         self._loaded: dict[int | str, str] = {}
-        """Hashes of the values that were loaded since hashes were last sent, by parameter, or by part of a loaded state."""
+        """Hashes that are not sent yet, of loaded values, by parameter or by part of a loaded state."""
         self._lacks_some = False
         """Whether weights with unknown values were loaded."""
         self._sent: dict[int | str, str] = {}
-        """Hashes sent in an outer step that is under way or has failed. The next outer step sends them too."""
+        """Hashes sent in an outer step that is under way or has failed. The next outer step sends these hashes again."""
         self._sent_lacks_some = False
         self._under_way: tuple[Started, torch.Tensor, LgrecoError | None] | None = None
         """The all-gather, its memory, and this rank's error."""
@@ -84,7 +85,7 @@ class LoadedWeights:
         self._sent, self._sent_lacks_some = {}, False
 
     def send(self, failure: LgrecoError | None, kind: int = _FAILED) -> None:
-        """Starts the comparison, and also sends whether this rank has a ``failure``, and of which kind."""
+        """Starts the comparison, and also tells the other ranks the kind of this rank's ``failure``, if there is one."""
         self._sent, self._loaded = self._sent | self._loaded, {}
         self._sent_lacks_some, self._lacks_some = self._sent_lacks_some or self._lacks_some, False
         if failure is None and self._sent_lacks_some:
@@ -149,7 +150,7 @@ class Loads:
     """Notices parameters that are loaded by ``load_state_dict``, as long as this object is alive."""
 
     def __init__(self, model: torch.nn.Module, told: Callable[[list[torch.Tensor]], None]) -> None:
-        """``told`` is a method; its object is not kept alive."""
+        """``told`` is a method, whose object this class does not keep alive."""
         self._told = weakref.WeakMethod(told)
         handles: list[Any] = []
         for part in model.modules():
@@ -170,7 +171,7 @@ def _remove(handles: list[Any]) -> None:
 
 
 class _Hook:
-    """A hook of one module. Copies and pickles of the model get a hook that does nothing."""
+    """A hook of one module. In copies and pickles of the model, this hook becomes a hook that does nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NoHook, ()

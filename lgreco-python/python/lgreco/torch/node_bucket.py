@@ -1,10 +1,10 @@
 """The memory of one bucket for the collectives inside a node, on a GPU: a reduce-scatter of gradients, and an all-gather of means.
 
 The messages have the same contents as on the host (``controller/two_level`` in lgreco-train), and sums have the same
-bits. A *row* is what one rank of the node exchanges with its peers: its shards of all layers, one after the other. A
-few numbers follow at the end of a row. In the first message these are, per layer, the number of ranks with a gradient,
-and the number of ranks that have failed. In the second one, the last number says whether the exchange with the peers
-has failed.
+bits. A *row* has the shards of all layers that one rank of the node exchanges with its peers, one after the other. A
+few numbers follow at the end of a row. In the first message, these numbers are the number of ranks with a gradient, for
+each layer, and the number of ranks that have failed. In the second message, the last number says whether the exchange
+with the peers has failed.
 
 Every method only enqueues work.
 """
@@ -24,7 +24,7 @@ _ALIGN = 8
 
 
 class NodeBucket:
-    """The rows of all ranks of the node, and this rank's own."""
+    """The rows of all ranks of the node, and this rank's own row."""
 
     def __init__(
         self, cuda: Cuda, buffer: torch.Tensor, gradients: Sequence[torch.Tensor], shards: Sequence[list[int]], local: int, halves: bool
@@ -32,7 +32,7 @@ class NodeBucket:
         """``shards`` has, for each layer, the lengths of all local ranks' shards. With ``halves``, gradients travel as bfloat16, and
         each rank sums its row in float32.
 
-        Raises LgrecoError for gradients that do not fill the buffer in their order.
+        Raises LgrecoError if the gradients do not fill the buffer one after the other.
         """
         at = buffer.data_ptr()
         for gradient, lens in zip(gradients, shards, strict=True):
@@ -47,7 +47,7 @@ class NodeBucket:
         """Number of elements of this rank's shards."""
         layers, values = len(shards), max(sum(lens[rank] for lens in shards) for rank in range(ranks)) if shards else 0
         width = -(-(values + layers + 1) // _ALIGN) * _ALIGN
-        # Sums of finite values stay finite, also after values are rounded to bfloat16.
+        # Gradients are multiplied by this factor, so that sums of finite values stay finite, also in bfloat16.
         self._share = 1 / ((2 if halves else 1) * (1 << (ranks - 1).bit_length()))
 
         def allocated(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -62,14 +62,14 @@ class NodeBucket:
             # differently.
             self._divisor = allocated(1, torch.float32).fill_(ranks * self._share)
             self._told = allocated(3 + ranks, torch.int64)
-        # The rows of the first message are read before the second message arrives. So both share memory; the second one
-        # has the gradients' type.
+        # The second message, which has the gradients' type, reuses the memory of the first message's rows, which are read
+        # before it arrives.
         self._means = self._rows.view(buffer.dtype).flatten()[: ranks * width].view(ranks, width)
         self._at_end = slice(width - layers - 1, width - 1)
         self._sent, self._gathered = (self._by_layer(rows, shards) for rows in (self._rows, self._means))
 
     def _by_layer(self, rows: torch.Tensor, shards: Sequence[list[int]]) -> list[torch.Tensor]:
-        """All shards in the rows, in the order of the elements of the layers."""
+        """All shards in the rows, ordered by layer and then by rank."""
         by_rank = []
         for rank, row in enumerate(rows):
             lens = [of[rank] for of in shards]
@@ -103,9 +103,9 @@ class NodeBucket:
         return all_to_all(received, sent, group)
 
     def average(self) -> torch.Tensor:
-        """After the first message: turns the sums into means of the node. Returns this rank's row of them.
+        """After the first message: turns the sums into means over the node. Returns the means in this rank's row.
 
-        If a rank of the node has failed, a mean becomes NaN. This NaN informs the peers of the failure.
+        If a rank of the node has failed, a mean becomes NaN, which informs the peers of the failure.
         """
         if self._halves:
             self._sums.copy_(self._rows[self._local])
@@ -128,7 +128,7 @@ class NodeBucket:
 
     @property
     def is_zero(self) -> list[torch.Tensor]:
-        """After ``average``: whether no rank of the node has a gradient, by layer."""
+        """After ``average``: for each layer, whether no rank of the node has a gradient."""
         return self._is_zero
 
     def gather(self, has_failed: torch.Tensor, group: dist.ProcessGroup) -> Started:
@@ -139,8 +139,9 @@ class NodeBucket:
     def deliver(self, buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
         """After the second message: copies the means of all layers to the buffer.
 
-        Returns a function that waits for the outcome: whether a gradient of this rank was not finite, its position in the buffer,
-        whether a rank of the node had failed before the exchange with the peers, and by local rank, whether that exchange failed.
+        Returns a function that waits for the outcome. The outcome says whether a gradient of this rank was not finite, its
+        position in the buffer, and whether a rank of the node had failed before the exchange with the peers. It also says, for
+        each local rank, whether the exchange with that rank's peers failed.
         """
         torch._foreach_copy_(torch.split(buffer, self._lens), self._gathered)
         self._told[3:].copy_(self._means[:, -1] != 0)

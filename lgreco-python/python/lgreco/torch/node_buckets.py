@@ -1,8 +1,9 @@
 """The buckets of one process on its GPU, in training over nodes of several GPUs.
 
 The ranks of a node sum the gradients of a bucket. This rank's shards of the sums form a bucket of ``device.py``, which
-the rank exchanges with its peers. If a rank of the node or the exchange of one group of peers fails, the bucket fails
-on all ranks. Groups of peers whose exchange has succeeded revoke the bucket's residuals when the next step begins.
+the rank exchanges with its peers, the ranks with the same local rank on other nodes. If a rank of the node or the
+exchange of one group of peers fails, the bucket fails on all ranks. Groups of peers whose exchange has succeeded undo
+the bucket's new residuals when the next step begins.
 """
 
 from typing import NamedTuple
@@ -40,14 +41,14 @@ class NodeBuckets(Buckets):
         is_timed: bool,
         metrics_every: int,
     ) -> None:
-        """``everyone`` is the group of all ranks, in the host's memory."""
+        """``everyone`` is the group of all ranks, for collectives in the host's memory."""
         group = part_of(nodes.by_local_rank, everyone, cuda.backend)
         super().__init__(cuda, controller, group, nodes.peers, is_scaled, is_timed, metrics_every)
         self.node = part_of(nodes.ranks, everyone, cuda.backend)
-        """The ranks of this node, in the GPUs' memory."""
+        """The group of this node's ranks, for collectives in the GPUs' memory."""
         release_with(self, self.node)
         self.peers = nodes.peers
-        """The peers, in the host's memory."""
+        """The group of this rank's peers, for collectives in the host's memory."""
         self.controller = controller
         self._everyone = everyone
         ranks = dist.get_process_group_ranks(everyone)
@@ -59,8 +60,8 @@ class NodeBuckets(Buckets):
         self._halves = reduce_dtype == torch.bfloat16
         self._whole: dict[tuple[int, ...], _Bucket] = {}
         self._on_host: set[tuple[int, ...]] = set()
-        """The buckets that are averaged in two levels on the host, because some rank has no memory for them. A bucket whose shards
-        alone are exchanged on the host is not among them."""
+        """The buckets that are averaged in two levels on the host, because some rank lacks GPU memory. Excludes buckets of which
+        the host exchanges only the shards."""
 
     def exchange(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> NodeExchange | None:
         key = tuple(layers)
@@ -73,8 +74,7 @@ class NodeBuckets(Buckets):
         return NodeExchange(self, layers, *bucket, buffer)
 
     def _reserve(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket | None:
-        """Allocates the memory for messages inside the node. Returns None, on all ranks, if some rank cannot allocate
-        it."""
+        """Allocates the memory for messages inside the node. Returns None, on all ranks, if some rank lacks memory."""
         for other in [other for other in self._whole if not set(other).isdisjoint(key)]:
             del self._whole[other]
         memory, why = None, "another rank cannot"
@@ -95,7 +95,7 @@ class NodeBuckets(Buckets):
         return self._whole[key]
 
     def found_inf(self, bucket: ResidentBucket) -> torch.Tensor:
-        """Whether the peers' last exchange of a bucket failed, as a tensor of one number."""
+        """A tensor of one number: 1 if the peers' last exchange of a bucket failed, else 0."""
         return self.cuda.part(bucket.memory, bucket.bucket.found_inf, 4, torch.float32)
 
     def _number(self, rank: int) -> int:
@@ -113,7 +113,7 @@ class NodeBuckets(Buckets):
                 first, found, _ = resident.fault
                 if failed:
                     found, resident.refusal = resident.refusal or found, None
-            # After a failure inside a node, the peers have only found the NaN that reports this failure.
+            # After a failure inside a node, the peers' error is only the NaN that reports this failure.
             error = outcome.of_own(index) if has_own else outcome.refusal or (None if has_mates or not failed else found)
             if failed:
                 outcome.fault, outcome.refusal = (None if first is None else self._number_of_peer(first), None, False), error

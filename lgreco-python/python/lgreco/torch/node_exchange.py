@@ -1,8 +1,8 @@
-"""The exchange of one bucket over nodes of several GPUs, in their memory.
+"""The exchange of one bucket over nodes of several GPUs, in the GPUs' memory.
 
-The ranks of a node sum their gradients, and each rank gets the means of its shards over the node. It exchanges these
-means with its peers as a separate bucket (``device_exchange.py``). An all-gather inside the node completes the means.
-``node_bucket.py`` has the memory of the messages inside the node.
+The ranks of a node sum their gradients, and each rank gets the means of its shards over the node. Each rank exchanges
+these means with its peers as a separate bucket (``device_exchange.py``). An all-gather inside the node completes the
+means. ``node_bucket.py`` has the memory of the messages inside the node.
 """
 
 import enum
@@ -38,9 +38,9 @@ class NodeOutcome(Failing):
         self._wholes = wholes
         """Number of elements of each layer."""
         self.told: Callable[[], torch.Tensor] | None = None
-        """Returns the outcome of the messages inside the node; None once the host has read it."""
+        """Returns the outcome of the messages inside the node; None once the host has read the outcome."""
         self.resident: ResidentBucket | None = None
-        """The bucket of the shards; None if the host has exchanged them."""
+        """The bucket of the shards; None if the host has exchanged the shards."""
         self.found: LgrecoError | None = None
         """This rank's error in an exchange of shards on the host."""
 
@@ -48,7 +48,7 @@ class NodeOutcome(Failing):
         self.told = self.resident = self.found = self.refusal = None
 
     def of_own(self, index: int) -> LgrecoError:
-        """The error for this rank's gradient. ``index`` is a position in the buffer."""
+        """The error for this rank's infinite or NaN gradient at position ``index`` of the buffer."""
         layer = 0
         while layer + 1 < len(self._wholes) and index >= self._wholes[layer]:
             index, layer = index - self._wholes[layer], layer + 1
@@ -64,8 +64,8 @@ class _Stage(enum.Enum):
     REDUCING = enum.auto()
     WITH_PEERS = enum.auto()
     HELD = enum.auto()
-    """The peers have their means. The last collective waits until all buckets have reached their last collectives,
-    because ranks of a node may perform different numbers of collectives with their peers."""
+    """The exchange with the peers has ended. The last collective is held until all buckets have reached their last
+    collectives, because the number of collectives with peers may differ between ranks of a node."""
     GATHERING = enum.auto()
     DONE = enum.auto()
 
@@ -95,7 +95,7 @@ class NodeExchange(InDeviceMemory):
         return self._shards is not None and self._shards.lends
 
     def open(self, controller: Controller, layers: list[int]) -> None:
-        """Does nothing: if the host exchanges shards, it borrows them once the node has summed them."""
+        """Does nothing: if the host exchanges the shards, ``_begin_shards`` borrows them later."""
 
     def close(self, controller: Controller) -> None:
         if self._shards is not None:
@@ -157,7 +157,7 @@ class NodeExchange(InDeviceMemory):
                 self._shards = ShardsOnHost(Bucket(), row, self._buckets.peers)
                 self._shards.open(self._buckets.controller, self._layers)
         except LgrecoError as error:
-            # No message informs the other ranks, so the step is abandoned.
+            # The step is abandoned, because no message reports this error to the other ranks.
             raise RuntimeError(str(error)) from error
         self._shards.submit(shards, self._hold_zeros, None)
 
@@ -169,7 +169,7 @@ class NodeExchange(InDeviceMemory):
                 return True
             self._shards.deliver()
         except LgrecoError as error:
-            # The host has exchanged the shards, and all peers get the error. The last message informs the other ranks.
+            # An exchange of shards on the host has failed on all peers. The last message informs the other ranks.
             self._has_failed_on_host = True
             self._memory.clear()
             if error.peer is None:
@@ -177,7 +177,7 @@ class NodeExchange(InDeviceMemory):
         return False
 
     def _has_failed(self) -> torch.Tensor:
-        """Whether the exchange with the peers has failed, as a tensor of one number."""
+        """A tensor of one number: 1 if the exchange with the peers has failed, else 0."""
         if self._outcome.resident is not None:
             return self._buckets.found_inf(self._outcome.resident)
         return torch.full((1,), float(self._has_failed_on_host), dtype=torch.float32, device=self._cuda.device)

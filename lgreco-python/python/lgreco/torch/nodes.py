@@ -11,10 +11,11 @@ from lgreco.torch.groups import meeting, part_of, release_with
 
 
 class Nodes:
-    """The nodes of a process group, and this rank's groups inside and between nodes. All ranks must make it together."""
+    """The nodes of a process group, and this rank's groups inside and between nodes. All ranks must make a ``Nodes``
+    together."""
 
     def __init__(self, nodes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> None:
-        """``nodes`` are ranks among all processes."""
+        """``nodes`` has the ranks of each node, numbered among all processes."""
         self.ranks = [list(node) for node in nodes]
         self.by_local_rank = [list(peers) for peers in zip(*self.ranks)]
         """The ranks of each group of peers."""
@@ -45,8 +46,7 @@ class _Told(NamedTuple):
     """A rank's statement about its node, for the other ranks."""
 
     choice: tuple[str | None, bool, bool]
-    """The ``route`` that it was given, whether it may average in two levels, and whether its gradients stay on a
-    GPU."""
+    """The rank's ``route`` option, whether the rank may average in two levels, and whether its gradients stay on a GPU."""
     mates: list[int] | None
     """The ranks of the node group that the user has given."""
     local_size: str | None
@@ -56,9 +56,9 @@ class _Told(NamedTuple):
 def nodes_of(
     group: dist.ProcessGroup, route: str | None, may: bool, on_gpu: bool, node_group: dist.ProcessGroup | None
 ) -> list[list[int]] | None:
-    """Returns the ranks of each node. Returns None unless there are at least two nodes of equal size, with at least two
-    ranks each. Also returns None if ranks differ in ``route``, ``may`` or ``on_gpu``; ``agree`` then names the
-    difference. The result is the same on all ranks.
+    """Returns the ranks of each node, the same on all ranks. Returns None if there is only one node, if nodes have only one
+    rank, or if their sizes differ. Also returns None if ranks differ in ``route``, ``may`` or ``on_gpu``; ``agree`` then
+    names the difference.
 
     ``may`` says whether this rank can average in two levels. Nodes are the node groups that the user gives, or else blocks of
     LOCAL_WORLD_SIZE ranks, as torchrun numbers them.

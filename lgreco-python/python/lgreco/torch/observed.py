@@ -1,8 +1,8 @@
-"""The mean gradients for the next plan, in a GPU's memory, where they are also measured.
+"""Keeps the mean gradients for the next plan in a GPU's memory, and measures them there.
 
 Only the process that plans has these gradients. Each step of a window adds its gradients to the mean, in the stream for
-exchanges, so no step waits. The plan is made on another thread and in a second stream. Error-table rows and norms come
-to the host; gradients do not.
+exchanges, so no step waits. The plan is made on another thread and in a second stream. Only error-table rows and norms
+are copied to the host, not gradients.
 """
 
 import logging
@@ -31,18 +31,18 @@ class Observed:
         self._window: DeviceWindow | None = None
         self._memory: torch.Tensor | None = None
         self._layers: set[int] = set()
-        """The layers whose gradients have been collected here since the window's first step."""
+        """The layers whose gradients have been kept on the GPU since the window's first step."""
         self._begun: int | None = None
         """The first step of the window."""
 
     def forget_unless_needed(self) -> None:
-        """Frees the means unless the controller still has their window."""
+        """Frees the means, unless the controller still needs them for the next plan."""
         if not self._controller.observes_elsewhere():
             self.forget()
 
     def observe(self, device: Device, layers: list[int], gradients: list[torch.Tensor]) -> list[int]:
-        """Adds gradients to the means. Returns the positions of the other gradients: there was no memory for them, or they were
-        absent in the first step."""
+        """Adds gradients to the means. Returns the positions of gradients that were not added, because memory is missing or the
+        layer had no gradient in the window's first step."""
         step = self._controller.window_step()
         if step > 1 and self._window is None and self._begun is None:
             self._begun = self._controller.steps
@@ -62,7 +62,7 @@ class Observed:
             if step == 1:
                 _LOG.warning("gradients are copied to the host for the next plan, as the GPU cannot keep them: %s", error)
                 return list(range(len(layers)))
-            # Other ranks wait for this rank's messages, so this step continues. The mean then covers only the other
+            # This step continues, because other ranks wait for this rank's messages. The mean covers only the window's other
             # steps.
             _LOG.warning("gradients are left out of the next plan, as the GPU cannot keep them: %s", error)
         return [place for place in range(len(layers)) if place not in places]

@@ -9,7 +9,7 @@ from lgreco._lgreco import LgrecoError
 
 
 class Scaler(Protocol):
-    """The part of torch.amp.GradScaler that is used here."""
+    """The part of torch.amp.GradScaler that lgreco uses."""
 
     def get_scale(self) -> float:
         """The factor by which the loss is multiplied."""
@@ -22,7 +22,7 @@ def enabled(scaler: Any) -> Any:
 
 
 class Options(TypedDict, total=False):
-    """``LGreCoState`` documents their meanings and defaults."""
+    """The options of a state. ``LGreCoState`` documents their meanings and defaults."""
 
     method: str | None
     default: float | None
@@ -62,8 +62,8 @@ def expect(holds: bool, option: str, value: object, expected: str) -> None:
 
 
 def wrong_route(options: Options, only: str | None, why: str) -> LgrecoError | None:
-    """The error for a ``route`` that cannot work, or None. If gradients are sharded, only one route works: ``only``,
-    which this function then sets. Otherwise ``only`` is None."""
+    """The error for a ``route`` that cannot work, or None. For sharded gradients, ``only`` is the single possible route, and
+    this function sets it. Otherwise ``only`` is None."""
     route = options.get("route")
     if only is not None:
         options["route"] = only
@@ -80,9 +80,9 @@ _DECIDING = (
 
 
 def deciding(told: Mapping[str, Any]) -> dict[str, str]:
-    """The options that decide which settings are chosen, as text."""
+    """The options that influence the choice of settings, as text."""
     given = ((name, told.get(name)) for name in _DECIDING)
-    # The policy ``paper`` has another default budget.
+    # The default of ``budget`` is different under the policy ``paper``, so ``budget`` is always kept there.
     kept = {"budget"} if told.get("policy") == "paper" else set()
     return {name: repr(value) for name, value in given if value is not None and (name in kept or not is_default(name, value))}
 
@@ -94,7 +94,7 @@ _DEFAULTS: dict[str, object] = {
 
 def is_default(name: str, value: object) -> bool:
     """Whether this value is the option's default."""
-    # A value may have any type, and some types do not compare.
+    # Values of different types are not compared, because a comparison could raise an error.
     return name in _DEFAULTS and type(value) is type(_DEFAULTS[name]) and bool(value == _DEFAULTS[name])
 
 

@@ -1,4 +1,4 @@
-"""Outer steps of local training: averages models that processes train separately, in few bytes (DiLoCo, SparseLoCo)."""
+"""Outer steps of local training, which average separately trained models in few bytes (DiLoCo, SparseLoCo)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,9 @@ class OuterStep(Reports, Checkpointed[None]):
     """Averages separately trained models every few steps, by compressed pseudo-gradients.
 
     Each process trains with its own optimizer, which this class neither takes nor changes. The pseudo-gradient of a
-    layer is its value at the last outer step minus its value now. After ``every`` steps pseudo-gradients are compressed
-    with error feedback and averaged. SGD with Nesterov's momentum makes an outer step with the means, and all processes
-    continue from the result. Source: Douillard et al., "DiLoCo" (2023); with decaying feedback, SparseLoCo (2025).
+    layer is the layer's value at the last outer step minus its value now. After ``every`` steps pseudo-gradients are
+    compressed with error feedback and averaged. SGD with Nesterov's momentum makes an outer step with the means, and all
+    processes continue from the result. Source: Douillard et al., "DiLoCo" (2023); with decaying feedback, SparseLoCo (2025).
 
     >>> model = torch.nn.Linear(64, 64)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -48,43 +48,43 @@ class OuterStep(Reports, Checkpointed[None]):
     Parameters
     ----------
     model
-        Its trainable parameters, float32, float16 or bfloat16, are the layers. Rank 0's parameters are copied to all
-        ranks. Frozen parameters and buffers, such as BatchNorm's running means, are neither copied nor averaged: each
-        process has its own. If ranks later load the same weights by ``load_state_dict``, they continue from these.
-        After any other change of the weights call ``restart``. A parameter that is unfrozen later is an error on all
-        ranks at the next outer step. A parameter that is frozen later still gets the outer steps' momentum and its
-        residual, until another OuterStep is made. For a sharded model, each process averages its own shards, and
-        ``process_group`` has the ranks that hold the same shards.
+        The model, whose trainable parameters, of type float32, float16 or bfloat16, are the layers. Rank 0's parameters
+        are copied to all ranks. Frozen parameters and buffers, such as BatchNorm's running means, are neither copied nor
+        averaged, and may differ between processes. If all ranks later load the same weights by ``load_state_dict``,
+        training continues from these weights. After any other change of the weights call ``restart``. A parameter that is
+        unfrozen later is an error on all ranks at the next outer step. A parameter that is frozen later still changes by
+        the outer steps' momentum and by its residual, until another OuterStep is made. For a sharded model, each process
+        averages its own shards, and ``process_group`` has the ranks that hold the same shards.
     every
         Number of inner steps between two outer steps, at least 1. SparseLoCo uses 30.
     learning_rate, momentum
         Learning rate and momentum of the outer step. DiLoCo's momentum is 0.9. With TopK and momentum 0.9, the loss in
-        ``examples/outer.py`` fell and then rose: values that residuals hold back are sent late, and momentum then applies them
-        repeatedly. MuLoCo's momentum of 0.6 did not have this effect.
+        ``examples/outer.py`` fell and then rose, because momentum repeatedly applied values that residuals had delayed. MuLoCo's
+        momentum of 0.6 did not have this effect.
     feedback_decay
         Factor, above 0 and at most 1, by which residuals are multiplied after every outer step. 1 is classic error feedback, and
         SparseLoCo uses 0.95.
     fragments
         Number of parts of about equal size into which the layers are divided: at most ``every``, and at most the number of layers.
-        The parts are averaged in turn, at equal intervals. So less is sent at a time (Streaming DiLoCo).
+        The parts are averaged in turn, at equal intervals, so that each exchange sends less (Streaming DiLoCo).
     delay
-        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged. The means are
-        then those of ``delay`` steps ago, and each process adds its own changes since then. So the exchange may take as
-        long as these steps. Without a delay, processes wait for the exchange. If an exchange has several collectives,
-        each needs an inner step.
+        Number of inner steps, fewer than ``every``, that are taken while pseudo-gradients are exchanged, so that the exchange
+        may take as long as these steps. The means are then ``delay`` steps old, and each process adds its own changes since
+        then. Without a delay, processes wait for the exchange. If an exchange has several collectives, each collective needs
+        an inner step.
     joined
-        Whether all layers of a fragment, including vectors, are compressed as one. In ``settings``, ``metrics()`` and
-        errors it is named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and there is one
-        header for all.
+        Whether all layers of a fragment, including vectors, are compressed as one layer. In ``settings``, ``metrics()`` and
+        errors, the joined layers are named ``joined.0`` and so on. TopK then keeps the largest values of all layers, and
+        sends only one header.
     forget_moved
         Whether a process clears its residual of each element whose mean is not 0, because some process has sent that element.
-        This is for TopK, under which the means of most elements are 0. It allows a higher learning rate. With
+        This option is for TopK, under which the means of most elements are 0, and allows a higher learning rate. With
         ``joined=True``, ``learning_rate=4``, ``momentum=0``, ``feedback_decay=0.8`` and ``widths=[1]``, half of
         SparseLoCo's bytes gave a lower loss (docs/src/experiments/outer-steps.md).
     process_group, **options
         As in ``LGreCoState``, but steps are outer steps. The defaults are ``start_iter=2``, ``period=100`` and ``window=1``.
-        Outer steps before the first plan use the uniform setting. A ``budget`` in bits is for all fragments together; each gets a
-        share in proportion to its elements.
+        Outer steps before the first plan use the uniform setting. A ``budget`` in bits is for all fragments together. Each
+        fragment gets a share in proportion to its elements.
 
     Raises LgrecoError for invalid options and parameters.
     """
@@ -123,7 +123,7 @@ class OuterStep(Reports, Checkpointed[None]):
             learning_rate, momentum, feedback_decay = float(learning_rate), float(momentum), float(feedback_decay)
         if failure is None:
             failure = shared(model, named, process_group)
-        # A shard that is empty here is empty on all ranks of the group, so there is nothing to average.
+        # A shard that is empty on this rank is empty on all ranks of the group, so it needs no averaging.
         named = [(name, p) for name, p in named if local(p).numel() > 0]
         if failure is None and not named:
             failure = LgrecoError("this rank holds no element of any trainable parameter of the model")
@@ -134,14 +134,14 @@ class OuterStep(Reports, Checkpointed[None]):
         together.update(fragments=fragments, delay=delay, joined=joined, forget_moved=forget_moved)
         described = [Layer(name, list(local(p).shape), p.dtype).described() for name, p in named]
         self._compares = own_group(process_group)
-        """A group in which ranks compare what they have loaded."""
+        """A group in which ranks compare the weights and states that they have loaded."""
         release_with(self, self._compares)
         agree(self._compares, together, described, failure)
         self.steps = 0
         vars(self).update(every=every, delay=delay)  # They are never assigned again.
         self._process_group = process_group
         self._model = model
-        """Kept alive: it may be a container that the user has made only for this object, or a compiled model."""
+        """The model, kept alive because it may be a container or a compiled model that the user has made only for this object."""
         self._names = {name: p for name, p in named}
         self._is_flat, self._told_of_plans = is_flat(model), options.get("on_plan")
         self._has_begun = False
@@ -153,7 +153,7 @@ class OuterStep(Reports, Checkpointed[None]):
         for _, p in named:
             copy_from_rank_0(local(p.detach()), process_group)
         self._replaced = None if before == checksum(self._own()) else before
-        """The checksum of the parameters that this rank had before it got rank 0's; None if they were the same."""
+        """The checksum of this rank's parameters before rank 0's parameters replaced them; None if both were the same."""
         self._fragments = [
             Fragment(
                 part,
@@ -173,14 +173,14 @@ class OuterStep(Reports, Checkpointed[None]):
         self._loads = Loads(model, self._was_loaded)
 
     def step(self) -> bool:
-        """Must be called after every inner step on all ranks. Returns whether it has made an outer step.
+        """Must be called after every inner step on all ranks. Returns whether this call has made an outer step.
 
-        Raises LgrecoError on all ranks when a parameter was not finite on one, and ExchangeError when the network has
-        failed. With a ``delay`` they are raised when the means are due. Parameters and residuals are then unchanged,
-        and the outer step has ended. An ExchangeError ends all outer steps that are under way.
+        Raises LgrecoError on all ranks when a parameter was not finite on one rank, and ExchangeError when the network has
+        failed. With a ``delay``, these errors are raised when the means are due. After an error, parameters and residuals
+        are unchanged, and the outer step has ended. An ExchangeError ends all outer steps that are under way.
 
-        The next outer step after ranks have loaded states or weights that differ raises LgrecoError on all ranks. If
-        the states are of different steps, the first step already does.
+        If ranks have loaded different states or weights, the next outer step raises LgrecoError on all ranks. If the
+        loaded states are of different steps, the first call of ``step`` already raises the error.
         """
         if not self._has_begun:
             self._expect_same_steps()
@@ -207,8 +207,8 @@ class OuterStep(Reports, Checkpointed[None]):
         return bool(received)
 
     def finish(self) -> None:
-        """Ends the outer steps that are under way with a ``delay``. All ranks call it before the model is used or its
-        state saved.
+        """Ends the outer steps that are under way with a ``delay``. All ranks must call ``finish`` before they use the model
+        or save its state.
 
         Raises the errors of ``step``.
         """
@@ -217,7 +217,7 @@ class OuterStep(Reports, Checkpointed[None]):
     def _expect_same_steps(self) -> None:
         """Raises on all ranks if they have loaded states of different steps.
 
-        Their fragments would have their turns at different times, and ranks would wait for each other.
+        With such states, fragments would have their turns at different times, and ranks would wait for each other.
         """
         numbers = torch.full((self._compares.size(),), self.steps, dtype=torch.int64, device="cpu")
         try:
@@ -235,8 +235,8 @@ class OuterStep(Reports, Checkpointed[None]):
         fragment.receive()
 
     def _reshard(self) -> None:
-        """Frees gathered parameters, which a forward pass without a backward pass leaves. The next forward pass then gathers the
-        parameters that this object changes."""
+        """Frees the gathered parameters that a forward pass without a backward pass leaves. The next forward pass then gathers
+        the parameters that this object has changed."""
         reshard(self._model)
 
     @torch.no_grad()
@@ -267,10 +267,10 @@ class OuterStep(Reports, Checkpointed[None]):
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Continues from rank 0's present parameters. All ranks call it between two steps.
+        """Continues from rank 0's present parameters. All ranks must call ``restart`` between the same two steps.
 
-        It is needed after weights were changed by other means than training and ``load_state_dict``. Raises LgrecoError
-        while outer steps are under way: call ``finish`` before.
+        ``restart`` is needed after the weights have changed in another way than by training or ``load_state_dict``. Raises
+        LgrecoError while outer steps are under way: call ``finish`` before.
         """
         for fragment in self._fragments:
             fragment.expect_none_sent()
@@ -292,7 +292,7 @@ class OuterStep(Reports, Checkpointed[None]):
             fragment.note_loaded(loaded, are_known=not self._is_flat)
 
     def _changed(self) -> LgrecoError | None:
-        """The error if the model no longer trains the same parameters."""
+        """The error if the model's trainable parameters have changed, else None."""
         for name, p in self._model.named_parameters():
             if not p.requires_grad or local(p).numel() == 0:
                 continue
@@ -317,7 +317,7 @@ class OuterStep(Reports, Checkpointed[None]):
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Setting, outer steps, bytes, relative squared error and norm of the residual by layer. Reads residuals.
 
-        Norms of layers in an outer step under way are None.
+        The norm is None for layers whose outer step is under way.
         """
         return {name: layer for fragment in self._fragments for name, layer in fragment.metrics().items()}
 
@@ -329,16 +329,16 @@ class OuterStep(Reports, Checkpointed[None]):
         return [plan for fragment in self._fragments for plan in fragment._plans()]
 
     def residual(self, name: str) -> torch.Tensor:
-        """A copy of a layer's residual on this rank: float32, flat; zeros if there is none. Raises LgrecoError while it
-        is in use."""
+        """A copy of a layer's residual on this rank: float32, flat; zeros if there is none. Raises LgrecoError while an
+        exchange uses the residual."""
         for fragment in self._fragments:
             if name in fragment.layers:
                 return fragment.residual_of(name)
         raise LgrecoError(f"no layer is called {name!r}: metrics() has the names")
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state. Every rank saves its own, together with its model and inner optimizer.
-        ``weights_only=True`` can load it.
+        """This rank's state, which ``weights_only=True`` can load. Every rank saves its own state, together with its model and
+        inner optimizer.
 
         Raises LgrecoError while outer steps are under way: call ``finish`` before.
         """
@@ -352,19 +352,19 @@ class OuterStep(Reports, Checkpointed[None]):
         return self.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Continues from a state with the same number of fragments. The model and its optimizer are loaded separately, the model
-        after this object was made.
+        """Continues from a state with the same number of fragments. The user loads the model and its optimizer separately, the
+        model after this object was made.
 
-        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All its ranks
-        load a state, with the states whose ``residuals`` they take over. A rank that stays gives its own state as
-        ``state`` and in ``residuals``. To take over the residuals of a rank that left, it adds that rank's state to
-        ``residuals``; otherwise they are lost. A rank that joins gives any rank's state and no residuals (``[]``). With
-        ``residuals``, parameters become those from which the next outer step starts. Without ``residuals``, parameters
-        stay unchanged.
+        Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All ranks of the group
+        load a state. ``residuals`` are the states whose residuals a rank takes over. A rank that stays gives its own state
+        as ``state`` and in ``residuals``. It can also take over the residuals of a rank that left, by adding that rank's
+        state to ``residuals``; otherwise these residuals are lost. A rank that joins gives any rank's state and no residuals
+        (``[]``). If ``residuals`` are given, parameters are set to the values from which the next outer step starts.
+        Otherwise parameters stay unchanged.
 
-        Raises ValueError for other fragments or shapes. Raises LgrecoError for a damaged state, for the state of
-        another rank if ``residuals`` are not given, if the model was loaded before this object was made, and with a
-        ``delay`` after the first step. Everything is then unchanged.
+        Raises ValueError if the state has other fragments or shapes. Raises LgrecoError for a damaged state, and for the
+        state of another rank if ``residuals`` are not given. Also raises LgrecoError if the model was loaded before this
+        object was made, and with a ``delay`` after the first step. After an error, everything is unchanged.
         """
         if self.delay > 0 and self._has_begun:
             raise LgrecoError(
@@ -389,7 +389,7 @@ class OuterStep(Reports, Checkpointed[None]):
         try:
             for index, fragment in enumerate(self._fragments):
                 of_others = None if residuals is None else [other["fragments"][index] for other in taken]
-                # A load that fails changes nothing, but an interrupt may come in the middle.
+                # An error leaves the fragment unchanged, but an interrupt may come in the middle of the load.
                 changed = index + 1
                 try:
                     fragment.load_state_dict(state["fragments"][index], of_others)
@@ -410,7 +410,7 @@ class OuterStep(Reports, Checkpointed[None]):
                 fragment.start_anew()
 
     def _take_load_back(self, before: list[dict[str, Any] | None]) -> None:
-        """Restores the fragments' states from before a load that has failed, except those that were lost by an interrupt."""
+        """Restores the fragments' states from before a failed load. Skips fragments that an earlier interrupt made unusable."""
         for fragment, kept in zip(self._fragments, before):
             if kept is not None:
                 fragment.load_state_dict(kept)

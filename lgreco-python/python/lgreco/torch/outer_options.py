@@ -24,7 +24,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "momentum": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
     "feedback_decay": (math.nextafter(0.0, 1.0), 1.0, "a number above 0 and at most 1"),
 }
-"""The least and the greatest value of each option, and both in words."""
+"""The range of each option: smallest value, largest value, and the range in words."""
 
 
 def unknown_or_scaled(options: Mapping[str, Any]) -> LgrecoError | None:
@@ -49,7 +49,7 @@ def wrong_steps(every: int, fragments: int, delay: int, layers: int) -> LgrecoEr
 
 
 def wrong_numbers(numbers: Mapping[str, object]) -> LgrecoError | None:
-    """The error for the first number outside its range, or None."""
+    """The error for the first option whose number is outside its range, or None."""
     for name, value in numbers.items():
         least, greatest, expected = _RANGES[name]
         if not isinstance(value, Real) or not least <= float(value) <= greatest:
@@ -58,7 +58,7 @@ def wrong_numbers(numbers: Mapping[str, object]) -> LgrecoError | None:
 
 
 def wrong_settings(settings: object, layers: Sequence[str], joined: bool) -> LgrecoError | None:
-    """The error for settings of layers that there are not, or None."""
+    """The error for settings of layers that the model lacks, or None."""
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -68,7 +68,7 @@ def wrong_settings(settings: object, layers: Sequence[str], joined: bool) -> Lgr
 
 
 def averaged(model: torch.nn.Module) -> LgrecoError | None:
-    """The error for a model whose processes do not train separately, or None."""
+    """The error for a model in DDP, whose processes do not train separately, or None."""
     if not isinstance(uncompiled(model), torch.nn.parallel.DistributedDataParallel):
         return None
     way_out = "give OuterStep the module within, which processes train apart, or workers of several processes each"

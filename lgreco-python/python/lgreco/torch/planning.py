@@ -1,5 +1,5 @@
-"""Decides when the work of a plan begins, and on which thread. Also gives memory back to the system when a new plan has
-freed it."""
+"""Decides when the work of a plan begins, and on which thread. Also returns the memory that a new plan has freed to the
+system."""
 
 import ctypes
 import logging
@@ -18,13 +18,13 @@ from lgreco.torch.options import Options
 
 _LOG = logging.getLogger("lgreco")
 _LEAD = 10
-"""Default ``lead`` for a large model: the number of steps for its planning on the thread."""
+"""Default ``lead`` for a large model: number of steps from the beginning of planning to the step of the plan."""
 _LARGE = 1 << 22
-"""Elements of a large model. Its planning takes a tenth of a second or more."""
+"""Smallest number of elements of a large model, whose planning takes at least a tenth of a second."""
 
 
 def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -> int:
-    """The default of ``lead``. It is above 0 if planning would noticeably delay a step."""
+    """The default of ``lead``, which is above 0 if planning would noticeably delay a step."""
     elements = sum(math.prod(layer.shape) for layer in layers)
     looks_at_gradients = options.get("settings") is None and (options.get("policy") or "lgreco") in (*PLANS, "accordion")
     if cuda is not None or not looks_at_gradients or elements < _LARGE or options.get("objective") == "seconds":
@@ -48,8 +48,8 @@ class Planning:
         self.under_way: Future[PlanResult] | None = None
 
     def begin(self, controller: Controller) -> None:
-        """Begins the next plan if its gradients are complete. With gradients on a GPU and without ``lead``, waits for
-        the plan."""
+        """Begins the next plan if the gradients of its window are complete. With gradients on a GPU and without ``lead``,
+        waits for the plan."""
         task = controller.take_plan_task() if self.under_way is None else None
         work = None
         if task is not None:
@@ -64,16 +64,16 @@ class Planning:
                 self.take_over(controller)
 
     def take_over(self, controller: Controller) -> None:
-        """Gives the controller a finished plan. Waits for a plan that is due, so that every run switches at the same
-        step."""
+        """Gives the controller a finished plan. Waits for a plan that is due, so that every run switches settings at the
+        same step."""
         if self.under_way is None or not (self.under_way.done() or controller.is_plan_due()):
             return
         planning, self.under_way = self.under_way, None
         if (error := planning.exception()) is None:
             controller.hand_in(planning.result())
             return
-        # The controller then plans in the step in which the plan takes effect, and reports failures there to all ranks. The error
-        # is logged as text, because the exception refers to the task.
+        # After a failure on the thread, the controller plans in the step in which the plan takes effect, and reports failures to
+        # all ranks. The error is logged as text, because the exception would keep the task's gradients alive.
         _LOG.warning("planning aside has failed, and is done again: %s", repr(error))
         del planning, error
         if self._device is not None:
@@ -91,6 +91,6 @@ def _malloc_trim() -> "ctypes._NamedFuncPointer | None":
 
 
 def trim_memory() -> None:
-    """Returns freed memory to the system. The C library would keep the memory that the old settings needed."""
+    """Returns freed memory to the system. Otherwise the C library would keep the memory that the old settings needed."""
     if (trim := _malloc_trim()) is not None:
         trim(0)

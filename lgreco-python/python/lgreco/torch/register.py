@@ -16,8 +16,8 @@ from lgreco.torch.layers import uncompiled
 def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoShardedState | LGreCoFSDP1State:
     """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``.
 
-    The module may be compiled. The options are those of the state that it returns. With DDP, ``process_group`` may be left out: it
-    is the group of the DDP. Raises LgrecoError for other modules.
+    The module may be compiled. ``options`` are the options of the returned state. With DDP, the default of ``process_group`` is
+    the group of the DDP. Raises LgrecoError for other modules.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     >>> state = register(model, settings={"weight": "qsgd 4"}, start_iter=2)
@@ -46,7 +46,7 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
 
 
 def _with_own_hook(module: DistributedDataParallel) -> str | None:
-    """The feature for which DistributedDataParallel registers a hook itself, or None."""
+    """The feature for which DistributedDataParallel itself registers a communication hook, or None."""
     if getattr(module, "mixed_precision", None) is not None:
         return "mixed_precision"
     in_backward = any(hasattr(p, "_in_backward_optimizers") for p in module.parameters())

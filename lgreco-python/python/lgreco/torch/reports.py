@@ -1,5 +1,4 @@
-"""What all states have in common beside their steps: reports (numbers for TensorBoard, and a picture), and errors for uses that
-cannot work."""
+"""Reports of all states (numbers for TensorBoard, and a picture), and errors for wrong uses of a state."""
 
 import math
 import os

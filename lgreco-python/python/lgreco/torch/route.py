@@ -13,7 +13,7 @@ _LOG = logging.getLogger("lgreco")
 _SCATTERED = frozenset({"qsgd", "eden"})
 """Methods whose error grows little when a mean is compressed again."""
 _SCATTERED_FROM = 4
-"""With fewer ranks than this, scatter-reduce would save few bytes, and compress twice."""
+"""Smallest number of ranks for scatter-reduce. With fewer ranks it saves few bytes, although it compresses twice."""
 
 
 class Route(NamedTuple):
@@ -26,9 +26,9 @@ class Route(NamedTuple):
 
 
 def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
-    """How often per step the bytes of one rank's payloads leave each node, in a ring that visits one node after another.
+    """Bytes that leave each node per step, in multiples of one rank's payloads, in a ring that visits one node after another.
 
-    ``per_node`` is 1 without nodes of several ranks. Values that the network sums, such as PowerSGD's, are not counted.
+    Without nodes of several ranks, ``per_node`` is 1. Values that the network sums, such as PowerSGD's, are not counted.
     """
     ranks = nodes if route.name == "two_level" else nodes * per_node
     if nodes == 1:
@@ -37,14 +37,15 @@ def payloads_per_link(route: Route, nodes: int, per_node: int) -> float:
         return float(ranks - 1)
     if route.name == "two_level":
         return 2.0 * (nodes - 1) / nodes
-    # Each rank sends the others their parts, and gathers their means.
+    # Each rank sends every other rank its part, and then gathers the means of all parts.
     return per_node * (ranks - per_node) / ranks + (ranks - 1) / ranks
 
 
 def choose(nodes: int, per_node: int, methods: frozenset[str], on_host: bool) -> Route:
-    """The route that sends the fewest bytes between nodes, among those with nearly the same error.
+    """The route that sends the fewest bytes between nodes, among routes with nearly the same error.
 
-    Scatter-reduce compresses means again, which adds little error under QSGD and EDEN. It works only on the host.
+    Scatter-reduce compresses means again, which adds little error under QSGD and EDEN. Scatter-reduce works only on the
+    host.
     """
     routes = [Route("all_gather", "all_gather")]
     if per_node > 1:
@@ -89,7 +90,8 @@ def routed_over(
 ) -> tuple[Nodes | None, str]:
     """The nodes if gradients are averaged in two levels, else None; and the route of payloads, between nodes or between all
     ranks."""
-    # PowerSGD's factors are summed by rings, which cross each link once. With two levels, each shard has its own factors.
+    # PowerSGD alone does not use two levels by default. Rings that sum its factors cross each link once anyway, and with two
+    # levels each shard would have factors of its own.
     may_two_levels = may_two_levels and (given is not None or methods != {"powersgd"})
     nodes = nodes_of(own, given, may_two_levels, on_gpu, node_group)
     if given not in (None, "two_level"):

@@ -1,4 +1,4 @@
-"""The loss scale of mixed precision. It is read without waiting for a GPU, and residuals are rescaled with it."""
+"""Reads the loss scale of mixed precision without waiting for a GPU, and rescales residuals when the scale changes."""
 
 from collections.abc import Callable
 
@@ -23,11 +23,11 @@ class Scale:
         return self._scaler is not None
 
     def is_of(self, scaler: Scaler) -> bool:
-        """Whether this is the scale of that GradScaler."""
+        """Whether ``scaler`` determines this scale."""
         return self._scaler is scaler
 
     def note(self, cuda: Cuda) -> None:
-        """Copies the scale from the GPU before a forward pass, so that reading it later does not wait for the pass."""
+        """Copies the scale from the GPU before a forward pass, so that ``now`` does not wait for the pass."""
         scale = getattr(self._scaler, "_scale", None)
         if torch.is_grad_enabled() and isinstance(scale, torch.Tensor) and scale.device == cuda.device:
             self._noted = (scale, scale._version, cuda.later(scale))

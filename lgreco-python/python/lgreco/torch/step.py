@@ -22,16 +22,16 @@ from lgreco.torch.scale import Scale
 from lgreco.torch.step_state import Between, Ended, Exchanging, Refused, StepState, UnderWay
 
 _NOT_BEGUN = 103
-"""The permanent error code of a call at the wrong point of a step."""
+"""The permanent error code of a controller call in the wrong state of a step."""
 _TOLD_TOO_LARGE = re.compile("error code (101|8)\\b")
-"""Matches errors on other ranks: a value is not finite, or too large for the type in which it is sent."""
+"""Matches the errors for a value that is not finite or too large for the type in which it is sent, also on another rank."""
 _LOG = logging.getLogger("lgreco")
 
 
 class Steps:
     """The steps of one process.
 
-    Reentrant checkpoints run backward passes within another one. These inner passes belong to the step of the outer
+    Reentrant checkpoints run inner backward passes within an outer pass. The inner passes belong to the step of the outer
     pass.
     """
 
@@ -51,7 +51,7 @@ class Steps:
         optimizer: torch.optim.Optimizer | None,
         on_plan: Callable[[Any], None] | None,
     ) -> None:
-        """Accordion follows the learning rate of ``optimizer``. With ``is_timed`` plans are logged."""
+        """Accordion reads the learning rate of ``optimizer``. If ``is_timed`` is set, rank 0 logs the reasons of plans."""
         self._group = group
         self._controller = controller
         self._scale = scale
@@ -65,9 +65,9 @@ class Steps:
         self._is_told = False
         """Whether a line about the compression has been logged."""
         self._has_new_plan = False
-        """Whether ``on_plan`` must still be called. It stays set if the step's backward pass ends early."""
+        """Whether ``on_plan`` must still be called, also in a later step if this step's backward pass ends early."""
         self._bytes = [0, 0]
-        """Total bytes of gradients so far, and total bytes that this process sent for them."""
+        """Total bytes of all gradients so far, and total bytes that this process has sent for these gradients."""
         self._rate = 1.0
         """The learning rate of the last step that began without an error."""
         self.last_report: Report | None = None
@@ -83,12 +83,12 @@ class Steps:
         return self._controller.metrics_line(self.last_report)
 
     def report(self) -> str:
-        """The present settings in one line. Rank 0 logs it after the first step with compression.
+        """The present settings in one line, which rank 0 logs after the first step with compression.
 
-        It says which methods compress how many layers, to how many bytes, and over which route. For uncompressed
-        layers, it says why: ``warm-up``, ``small`` (one dimension, or few elements), ``no saving``, ``chosen`` (by the
-        plan or the user), ``slower`` or ``not contractive`` (error feedback could grow without bound). Bytes are those
-        that this rank sends in a step by all-gather.
+        The line says which methods compress how many layers, to how many bytes, and over which route. Bytes are those that
+        this rank sends in a step by all-gather. For uncompressed layers, the line has the reason: ``warm-up``, ``small``
+        (one dimension, or few elements), ``no saving``, ``chosen`` (by the plan or the user), ``slower`` or
+        ``not contractive`` (error feedback could grow without bound).
         """
         return self._controller.summary()
 
@@ -107,11 +107,11 @@ class Steps:
         in_same_pass: bool = False,
         failure: LgrecoError | None = None,
     ) -> BucketExchange:
-        """Begins the exchange of a bucket. The first bucket also begins the step. ``in_same_pass`` says that the
-        previous step has ended, but its backward pass has not. This rank's ``failure`` is reported to all ranks."""
+        """Begins the exchange of a bucket. The first bucket also begins the step. ``in_same_pass`` says whether this step
+        is in the backward pass of the previous step. This rank's ``failure`` is reported to all ranks."""
         self._take_back_left_over(layers)
         if not isinstance(self._state, UnderWay):
-            # If the backward pass ends early from here on, the step must be undone.
+            # From now on, the step must be undone if the backward pass ends early.
             if in_same_pass and isinstance(self._state, Ended):
                 self._state = self._state.begin_in_same_pass()
             else:
@@ -122,7 +122,7 @@ class Steps:
         step.layers.update(layers)
         try:
             exchange = self._exchange_of(layers, buffer, gradients)
-            # An interrupt may come at any time, so the step records the exchange before the exchange has layers.
+            # The step records the exchange before the exchange borrows layers, because an interrupt may come at any time.
             step.exchanges.append(exchange)
             exchange.open(self._controller, layers)
         except (LgrecoError, RuntimeError) as error:
@@ -133,8 +133,8 @@ class Steps:
             raise self._abandoned(error) from error
         self._go_on(exchange)
         if self._nodes is not None and len(step.exchanges) > 1 and step.exchanges[-2].is_flying():
-            # Meanwhile the node has summed the previous bucket, which now continues between nodes. All ranks start collectives in
-            # this order.
+            # The node has summed the previous bucket in the meantime. This bucket now continues between nodes. All ranks must
+            # start collectives in this order.
             self._go_on(step.exchanges[-2])
         for other in step.exchanges[:-1]:
             if other.can_end():
@@ -148,8 +148,8 @@ class Steps:
         return on_device if on_device is not None else HostExchange(Bucket(), buffer, self._group, self._nodes)
 
     def _go_on(self, exchange: BucketExchange) -> bool:
-        """Calls the exchange's ``go_on``, and records an error that all ranks get. The other buckets continue after the
-        error."""
+        """Calls the exchange's ``go_on``, and records an error that all ranks get. After this error, other buckets
+        continue."""
         try:
             return exchange.go_on()
         except LgrecoError as error:
@@ -167,8 +167,8 @@ class Steps:
     def _exchange_unit(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
         """Exchanges a bucket while the backward pass waits.
 
-        A unit that contains a reentrant checkpoint may be used several times in a pass. It then has gradients after each use, and
-        FSDP adds their means up. Each further use begins another step.
+        A unit that contains a reentrant checkpoint may be used several times in a backward pass. The unit then has gradients
+        after each use, and FSDP adds the means of all uses. Each further use begins another step.
         """
         self._take_back_left_over(layers)
         is_used_again = isinstance(self._state, UnderWay) and not self._state.layers.isdisjoint(layers)
@@ -177,16 +177,16 @@ class Steps:
         exchange = self._begin(layers, buffer, gradients, False, is_used_again)
         self._complete(exchange)
         exchange.deliver()
-        # Frees the memory, which the next unit needs.
+        # Frees the unit's memory for the next unit.
         exchange.close(self._controller)
         exchange.let_go()
 
     # Beginning a step
 
     def _begin_step(self, step: Exchanging) -> LgrecoError | None:
-        """Runs the ranks' agreement on the step. An error that all ranks get refuses the step.
+        """Runs the ranks' agreement on the step. After an error that all ranks get, the step is refused.
 
-        Returns an error of this rank alone, which the first bucket reports to the others.
+        Returns an error of this rank alone, which the first bucket reports to the other ranks.
         """
         failure: LgrecoError | None = None
         try:
@@ -208,7 +208,7 @@ class Steps:
         self._planning.take_over(self._controller)
         if self._device is not None:
             self._device.tell_times()
-            # A plan may depend on the last step's time, which is known now.
+            # The plan begins now because it may depend on the last step's time, which was unknown before.
             if self._planning.leads:
                 self._planning.begin(self._controller)
         try:
@@ -220,7 +220,7 @@ class Steps:
             failure = error if isinstance(error, LgrecoError) else as_own(what, error)
             self._controller.begin_step(self._rate)
         if self._device is not None and not self._planning.leads:
-            # A plan may depend on the learning rate, which the controller knows now.
+            # The plan begins now because it may depend on the learning rate, which the controller did not know before.
             self._planning.begin(self._controller)
         try:
             while (request := self._controller.control()) is not None:
@@ -228,7 +228,7 @@ class Steps:
             if self._device is not None:
                 self._device.begin_step()
         except LgrecoError as error:
-            # A failure of this rank may be why ranks differ.
+            # This rank's own failure takes precedence, because it may be the cause of a disagreement between ranks.
             self._state = step.refuse(failure or error)
         except Exception as error:
             raise self._abandoned(error) from error
@@ -237,7 +237,7 @@ class Steps:
     # Ending a step
 
     def _finish_step(self) -> None:
-        """Waits for all buckets, and ends the step, if one is under way."""
+        """If a step is under way, waits for all buckets and ends the step."""
         step = self._state
         if not isinstance(step, UnderWay):
             return
@@ -247,7 +247,7 @@ class Steps:
         while left:
             left = [exchange for exchange in left if self._go_on(exchange) and not exchange.is_held()]
         held = [exchange for exchange in step.exchanges if exchange.is_held()]
-        # Two last collectives at a time, because each takes memory for the bucket's means.
+        # At most two last collectives run at a time, because each needs memory for its bucket's means.
         for at, exchange in enumerate(held):
             self._go_on(exchange)
             if at > 0:
@@ -258,7 +258,7 @@ class Steps:
             exchange.close(self._controller)
             exchange.land()
         if self._device is not None:
-            # The exchanges are no longer needed. They kept the memory of running collectives alive.
+            # The step's exchanges, which kept the memory of running collectives alive, are no longer needed.
             self._device.finish_step(was_copied=any(exchange.lends for exchange in step.exchanges))
         if isinstance(step, Refused):
             self._state = step.end()
@@ -283,7 +283,7 @@ class Steps:
             self._has_new_plan = self._on_plan is not None
 
     def _end_with_last_bucket(self) -> None:
-        """Ends the step, and raises its error at once if the end of the backward pass cannot be detected."""
+        """Ends the step. Raises the step's error at once if the end of the backward pass cannot be detected."""
         self._finish_step()
         if isinstance(self._state, Ended) and not self._state.backward.is_known:
             self._end_step()
@@ -296,11 +296,11 @@ class Steps:
         """
         self._finish_step()
         if self._has_new_plan or (isinstance(self._state, Ended) and self._state.failure is not None):
-            # Runs after DDP's own callback, which ends DDP's step, so that DDP can continue after an error.
+            # ``_end_step`` runs after DDP's own callback, which ends DDP's step, so that DDP can continue after an error.
             queue(self._end_step)
 
     def _await_caller(self) -> None:
-        """Notes at the end of a backward pass that the caller will end the step, by ``_end_outside_pass``."""
+        """Records at the end of a backward pass that the caller will end the step by ``_end_outside_pass``."""
         if isinstance(self._state, UnderWay):
             self._state.backward.is_known = False
 
@@ -341,7 +341,7 @@ class Steps:
         error = self._broken(cause)
         self._take_back(error)
         if isinstance(cause, MemoryError) and self._nodes is not None and self._device is None:
-            # No message informs the other ranks, which wait for this one's collective.
+            # The other ranks wait for this rank's collective, and no message informs them of the error.
             self._nodes.leave()
         return error
 
@@ -351,7 +351,7 @@ class Steps:
         return ExchangeError(f"rank {rank}, step {step}: {what}, and the step is taken back: {cause}")
 
     def _break_off(self) -> None:
-        """Records that the caller will not end the step. If no backward pass is under way, the next call undoes it."""
+        """Records that the caller will not end the step. If no backward pass is under way, the next call undoes the step."""
         if isinstance(self._state, UnderWay):
             self._state.backward.is_known = True
 
@@ -379,7 +379,7 @@ class Steps:
             self._device.abandon()
         if not isinstance(step, Between):
             step.backward.forget()
-        # This comes last, because an interrupt before it leaves a step that must still be undone.
+        # The state changes last, so that an interrupt before this line leaves a step that is undone later.
         self._state = Between()
 
     def _is_lost(self) -> bool:
@@ -388,7 +388,7 @@ class Steps:
 
 
 def as_own(what: str, error: Exception) -> LgrecoError:
-    """The error to raise for one of the user's objects, which this rank reports to the others."""
+    """The error for an exception from one of the user's objects. This rank reports the error to the other ranks."""
     told = LgrecoError(f"{what}: {type(error).__name__}: {error}")
     told.__cause__ = error
     return told

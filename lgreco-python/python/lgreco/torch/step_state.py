@@ -27,7 +27,7 @@ class Between:
 
 @dataclass
 class Ended:
-    """The step is over. At the end of its backward pass ``failure`` is raised."""
+    """The step has ended. ``failure`` is raised at the end of the step's backward pass."""
 
     backward: BackwardPass
     failure: LgrecoError | None
@@ -48,21 +48,22 @@ class UnderWay:
 
     backward: BackwardPass
     failure: LgrecoError | None
-    """The first error of the step that all ranks know."""
+    """The step's first error that all ranks know."""
     exchanges: list[BucketExchange] = field(default_factory=list)
-    """The exchanges of the step's buckets so far, in their order."""
+    """The exchanges of the step's buckets so far, in order."""
     layers: set[int] = field(default_factory=set)
     """The layers in these buckets."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether an interrupt came while a collective was started. The step then cannot be undone."""
+        """Whether an interrupt came during the start of a collective, so that the step cannot be undone."""
         return any(exchange.is_lost for exchange in self.exchanges)
 
     def is_left_over(self, layers: list[int] | None = None) -> bool:
         """Whether the step's backward pass ended early. ``layers`` belong to a new bucket.
 
-        With reentrant checkpoints, the end of the outer pass may be unknown. But no layer appears twice in a pass.
+        With reentrant checkpoints, the end of the outer pass may be unknown. But no layer appears twice in a pass, so a
+        repeated layer shows that the pass has ended.
         """
         if layers is not None and self.backward.is_between and not self.layers.isdisjoint(layers):
             return True
@@ -77,7 +78,7 @@ class Exchanging(UnderWay):
     """Buckets are exchanged. After an error that all ranks know, the other buckets continue."""
 
     def fail(self, failure: LgrecoError) -> None:
-        """Records an error that all ranks get. The first one is kept."""
+        """Records an error that all ranks get, unless the step already has an error."""
         self.failure = self.failure or failure
 
     def refuse(self, failure: LgrecoError) -> "Refused":
@@ -87,7 +88,7 @@ class Exchanging(UnderWay):
 
 @dataclass
 class Refused(UnderWay):
-    """All ranks know that the step cannot be performed. Nothing is exchanged in it, and means are zeros."""
+    """All ranks know that the step cannot be performed. Nothing is exchanged in this step, and means are zeros."""
 
     failure: LgrecoError
 

@@ -1,17 +1,17 @@
-"""Seconds of exchanges in a GPU's memory, for plans by seconds.
+"""Measures the seconds of exchanges in a GPU's memory, for plans with ``objective="seconds"``.
 
-The host only enqueues GPU work, so its clock cannot time computing or collectives. Events in the stream time them
-instead. One precedes the first bucket of a step, and one follows its last means. Two enclose each computation between
-collectives. They are read when the next step begins, which waits for the result of the previous step anyway. So no step
-waits for them. The controller treats these seconds like those that it measures on the host, and reports them to the
-other ranks.
+The host only enqueues GPU work, so the host's clock cannot time computations or collectives. Events in the stream time
+them instead. One event precedes the first bucket of a step, and one event follows the step's last means. Two events
+enclose each computation between collectives. The events are read when the next step begins. No step waits for them,
+because the next step waits for the result of the previous step anyway. The controller treats these seconds like seconds
+on the host's clock, and reports them to the other ranks.
 
-Two more measurements take place once per plan, in the last step before it. All ranks send a probe in the group that carries the
-buckets. After that step, the rank that plans times each method that the plan may choose. It does the following twice:
-it compresses one bucket of the step's gradients, and decompresses the payload once per rank. That is the work of a step
-without its collectives, so it includes a step's launch overhead. Timing a single layer, or a model of the cost per
-element, would miss this overhead. The trials run in the stream of the steps. In another stream, they would run beside
-the next forward pass, and their times would include it. Trials delay one rank by a few exchanges per plan.
+Two more measurements take place once per plan, in the last step before the plan. First, all ranks send a probe in the group
+that carries the buckets. After that step, the rank that plans runs two trials of each method that the plan may choose. A trial
+compresses one bucket of the step's gradients, and decompresses the payload once per rank. A trial has all the work of a
+step except collectives, so its time includes a step's launch overhead. Times of a single layer, or a model of the cost
+per element, would miss this overhead. Trials run in the stream of the steps. In another stream, trials would run beside
+the next forward pass, and their times would include its work. Trials delay one rank by a few exchanges per plan.
 """
 
 import logging
@@ -47,7 +47,7 @@ class _Kept(NamedTuple):
     """The gradients of all layers, one after the other."""
 
     def worth(self) -> tuple[bool, int]:
-        """Orders buckets: the largest within the limit is best, then the smallest beyond it."""
+        """Orders buckets for trials: the largest bucket within the limit is best, then the smallest bucket beyond the limit."""
         elements = self.values.numel()
         return (True, elements) if elements <= _MOST else (False, -elements)
 
@@ -59,13 +59,13 @@ class _Trial(NamedTuple):
 
 
 class Times:
-    """The events of the last step, of a probe and of trials. They are read when the next step begins."""
+    """The events of the last step, of a probe and of trials, which are read when the next step begins."""
 
     def __init__(self, cuda: Cuda, controller: Controller, group: dist.ProcessGroup) -> None:
         self._cuda = cuda
         self._controller = controller
         self._group = group
-        # Allocated now: a rank that found no memory during the probe would leave the others waiting.
+        # The probe's memory is allocated in advance: if one rank lacked memory during a probe, the other ranks would wait.
         self._memory = cuda.allocate(max(_PROBED, 16 * group.size()))
         self.forget()
 
@@ -84,7 +84,7 @@ class Times:
         self._sent = 0.0
 
     def begin(self) -> None:
-        """Records an event at the beginning of a step, before its first bucket. Probes the link if that is due."""
+        """Records an event at the beginning of a step, before its first bucket. Probes the link if a probe is due."""
         with self._cuda.stream():
             length = self._controller.probe_bytes()
             if length is not None:
@@ -92,10 +92,9 @@ class Times:
             self._begun = self._cuda.mark()
 
     def _probe(self, length: int) -> None:
-        """Gathers one word per rank twice. Then gathers, two times in turn, all bytes and one word per rank. A gather of words
-        waits for the slowest rank.
+        """Times all-gathers: two of one word per rank, and then twice a gather of all bytes followed by a gather of one word.
 
-        The first gather makes all ranks begin the second one together.
+        A gather of one word waits for the slowest rank. So after the first gather, all ranks begin the second gather together.
         """
         nothing = 8 * self._group.size()
         self._probed = [self._cuda.mark()]
@@ -105,13 +104,13 @@ class Times:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Within this context, the enqueued work compresses or decompresses."""
+        """Times the work that is enqueued within this context, as compression or decompression."""
         start = self._cuda.mark()
         yield
         self._computing.append((start, self._cuda.mark()))
 
     def sends(self, request: Request) -> None:
-        """Counts the bytes of a collective. An all-reduce is counted like a reduce-scatter and an all-gather."""
+        """Counts the bytes of a collective. An all-reduce counts as a reduce-scatter followed by an all-gather."""
         if request.kind == "all_to_all":
             self._sent += request.received_length
             return
@@ -140,7 +139,7 @@ class Times:
             self._kept = kept
 
     def try_out(self, device: Device) -> None:
-        """After a step: times methods on the bucket that was kept. Waits while kernels are loaded."""
+        """After a step: runs the trials of methods on the kept bucket. Waits while kernels are loaded."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
@@ -169,7 +168,7 @@ class Times:
                 messages = self._cuda.part(memory, request.address, request.length, torch.uint8).view(self._group.size(), -1)
                 messages.copy_(messages[self._group.rank()].clone())
             if request.kind == "all_to_all":
-                # This rank's message to itself follows the messages of the other ranks.
+                # The received messages are those of the other ranks, followed by this rank's message to itself.
                 world = self._group.size()
                 length = request.received_length // (world - 1) * world
                 messages = self._cuda.part(memory, request.received_address, length, torch.uint8).view(world, -1)
@@ -179,8 +178,8 @@ class Times:
             start = self._cuda.mark()
 
     def _tell_for_all(self, memory: torch.Tensor, request: Request) -> None:
-        """Copies this rank's status record, which reports no error, to the positions of all ranks' records, which
-        follow the values to be summed."""
+        """Copies this rank's status record, which reports no error, over the records of all ranks. The records follow the
+        values that the collective sums."""
         is_half = request.kind.endswith("bf16")
         values = self._cuda.part(memory, request.address, request.length, torch.bfloat16 if is_half else torch.float32)
         world, rank = self._group.size(), self._group.rank()

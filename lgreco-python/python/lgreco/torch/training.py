@@ -42,7 +42,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     """Settings, residuals and plans of one process."""
 
     _bucket_bytes: int = 25 << 20
-    """Bytes of each bucket; the default is DDP's."""
+    """Bytes of each bucket. The default is DDP's bucket size."""
     _at_once: int = sys.maxsize
     """Largest number of buckets that are exchanged at the same time."""
 
@@ -57,9 +57,9 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         /,
         **options: "Unpack[Options]",
     ) -> None:
-        """Raises on all ranks unless all have the same options and the same ``besides``. ``refused`` is an error of
-        this rank's model. ``routed`` takes lgreco's group, and returns the nodes and the route. The nodes are None
-        unless gradients are averaged in two levels."""
+        """Raises on all ranks if ranks differ in options or in ``besides``. ``refused`` is an error of this rank's model.
+        ``routed`` takes lgreco's group, and returns the nodes and the route. The nodes are None unless gradients are
+        averaged in two levels."""
         if options.get("lead") is None:
             options.pop("lead", None)
             if (lead := default_lead(layers, cuda, options)) > 0:
@@ -83,7 +83,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         if nodes is not None:
             nodes.release_with(self)
         scale = Scale(grad_scaler)
-        # Ranks must agree on all options but metrics_every, which only affects its own rank.
+        # Ranks must agree on all options except metrics_every, which each rank may choose for itself.
         together = {**told, **besides, "settings": in_order(settings), "reduce_dtype": reduce_dtype, "route": options.get("route")}
         together.update(grad_scaler=scale.is_scaled, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         together["nodes"] = None if nodes is None else nodes.ranks
@@ -98,7 +98,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
                 expect(hasattr(grad_scaler, "get_scale") and not isinstance(grad_scaler, type), "grad_scaler", grad_scaler, "a torch.amp.GradScaler")
             if optimizer is not None:
                 expect(hasattr(optimizer, "param_groups"), "optimizer", optimizer, "a torch.optim.Optimizer")
-            # The controller's error would not name ramp_up.
+            # ramp_up is checked before the controller is made, because the controller's error would not name this option.
             if (idle := without_effect({name: options.get(name) for name in ("ramp_up", "policy", "settings")})) is not None:
                 raise idle
             if settings is not None:
@@ -151,7 +151,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return [settings.get(name, "dense") for name in self.names]
 
     def _note_scales(self, module: torch.nn.Module) -> None:
-        """Notes the scale before each of the module's forward passes, if gradients stay on a GPU."""
+        """Copies the loss scale to the host before each of the module's forward passes, if gradients stay on a GPU."""
         if self._device is not None and self._scale.is_scaled:
             cuda, scale = self._device.cuda, self._scale
             module.register_forward_pre_hook(lambda *_: scale.note(cuda))
@@ -161,9 +161,9 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         self._bucket_bytes, self._at_once = max(sum(layers[layer].bytes for layer in unit) for unit in units), 1
 
     def follow_scale(self) -> None:
-        """Undoes the last step if the GradScaler has skipped it, and rescales residuals if its scale has changed.
+        """Undoes the last step if the GradScaler has skipped it, and rescales residuals if the loss scale has changed.
 
-        Every step begins with this call. Also call it before saving states, after ``scaler.update()``.
+        Every step begins with this call. Also call ``follow_scale`` before saving states, after ``scaler.update()``.
         """
         self._take_back_left_over()
         self._scale.follow(self._controller, self._device)
@@ -171,13 +171,13 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def replan(self) -> int | None:
         """Asks for a plan before the next scheduled one, because the data or the network have changed.
 
-        Returns the step at which it is due, or None under a fixed or uniform policy, which makes no decisions. All
-        ranks call it between the same two steps. The plan looks at the gradients of the next ``window`` steps. The
-        schedule of later plans stays the same.
+        Returns the step at which the plan is due, or None under a fixed or uniform policy, which makes no decisions. All
+        ranks must call ``replan`` between the same two steps. The plan uses the gradients of the next ``window`` steps.
+        The schedule of later plans stays the same.
 
-        Raises LgrecoError while a step is under way. If some ranks have not called it, the next step raises it on every
-        rank. One case differs: with gradients on a GPU, ``objective="seconds"`` and a ``window`` of 1, ranks wait for
-        each other until the group's timeout.
+        Raises LgrecoError while a step is under way. If some ranks have not called ``replan``, the next step raises an
+        LgrecoError on every rank. One case differs: with gradients on a GPU, ``objective="seconds"`` and a ``window`` of 1,
+        ranks wait for each other until the group's timeout.
         """
         return self._controller.replan()
 
@@ -190,10 +190,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def plan(self) -> dict[str, Any] | None:
         """The last decision; None before the first.
 
-        It has the step, sizes in bits, the error, whether the plan is proved optimal, and the reasons in words
-        (``why``). With ``objective="seconds"`` sizes are in picoseconds. The decision then also has seconds of a step's
-        exchange, including compression. ``measured_seconds`` are those since the previous plan, with
-        ``computing_seconds`` as the part for compression. ``plan_seconds``, ``default_seconds`` and
+        The decision has the step, sizes in bits, the error, whether the plan is proved optimal, and the reasons in words
+        (``why``). With ``objective="seconds"``, sizes are in picoseconds, and the decision also has seconds of a step's
+        exchange, including compression. ``measured_seconds`` was measured since the previous plan, and
+        ``computing_seconds`` is the part for compression. ``plan_seconds``, ``default_seconds`` and
         ``uncompressed_seconds`` are predictions.
         """
         return self._controller.decision()
@@ -204,9 +204,9 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
 
         The purposes are ``residuals``, residuals of the previous step (``undo``), PowerSGD's ``factors``, and the
         ``exchange`` of all buckets of a step. On rank 0, ``window`` is the memory of the gradients for the next plan.
-        They are kept from the window's first step until the plan. The numbers assume the settings of the last plan, or
-        ``default`` before the first. They differ from the allocated memory by less than a tenth. The system may report
-        less, because some memory is rarely touched.
+        These gradients are kept from the window's first step until the plan. The numbers assume the settings of the last
+        plan, or ``default`` before the first plan. The numbers differ from the allocated memory by less than a tenth. The
+        system may report less, because some memory is rarely touched.
         """
         parts = dict(self._controller.memory(self._bucket_bytes, self._at_once))
         return {**parts, "total": sum(parts.values())}
@@ -219,13 +219,13 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def compression_stats(self) -> tuple[float, int, int]:
         """The compression ratio of this process so far, the bytes of all gradients, and the bytes sent for them.
 
-        With ``route="two_level"``, bytes are those of this rank's shards, and of their payloads between nodes.
+        With ``route="two_level"``, counts the bytes of this rank's shards, and of the shards' payloads between nodes.
         """
         gradients, sent = self._bytes
         return (gradients / sent if sent else 1.0, gradients, sent)
 
     def _bring_home(self) -> None:
-        """Copies residuals from the GPU to the controller, if they are there."""
+        """Copies residuals from the GPU to the controller, if gradients stay on a GPU."""
         if self._device is not None:
             self._device.bring_home()
 
@@ -235,7 +235,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory. Zeros if there is none.
 
-        With ``route="two_level"``, it has the elements of this rank's shard.
+        With ``route="two_level"``, the residual has the elements of this rank's shard.
         """
         self._take_back_left_over()
         self._bring_home()
@@ -245,9 +245,10 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
-        """This rank's state by layer name. Every rank saves its own. Bytes are uint8 tensors, for ``weights_only=True``.
+        """This rank's state by layer name. Every rank saves its own state. Bytes are uint8 tensors, so that
+        ``weights_only=True`` can load them.
 
-        Without the ``window`` rank 0 leaves out the gradients for the next plan, which are as large as the model.
+        With ``window=False``, rank 0 leaves out the gradients for the next plan, which are as large as the model.
         """
         self._take_back_left_over()
         self._bring_home()
@@ -265,7 +266,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return [self._group.size(), self._group.rank(), 1, 0] if self._nodes is None else self._nodes.place
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is from this rank's position, so that this rank takes over its residuals."""
+        """Whether a state was saved at this rank's position, so that this rank takes over the state's residuals."""
         # Older states do not contain the rank that saved them.
         rank = self._group.rank()
         return bool(state.get("rank", rank) == rank and state.get("place") == (None if self._nodes is None else self._nodes.place))
@@ -276,7 +277,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return next((state for state in states if state.get("place", [0, 0, 1, 0])[2:] == cut), states[0])
 
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The states of all ranks of some former nodes. Former nodes are assigned to the nodes in turn."""
+        """The states of all ranks of the former nodes that are assigned to this node. Former nodes are dealt out in turn."""
         nodes, node, *_ = self._place()
         former: dict[int, list[Mapping[str, Any]]] = {}
         for at, state in enumerate(states):
@@ -291,20 +292,21 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return self._controller.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
-        """Continues from a saved state. All ranks call it between two steps. Missing layers and lost residuals are logged.
+        """Continues from a saved state. All ranks must call it between two steps. Missing layers and lost residuals are logged.
 
-        The options of this object apply. Differences from the saved options are logged. A fixed or uniform policy
-        applies them at once, and other policies make a new plan after a full window.
+        The options of this object apply. Differences from the saved options are logged. A fixed or uniform policy applies
+        this object's options at once, and other policies make a new plan after a full window.
 
-        ``residuals`` are the states whose residuals this rank takes over; by default ``state`` itself. With fewer
-        workers than before, add the states of ranks that are gone. On a new rank give none (``[]``), with the state of
-        any rank. Residuals of an earlier step, such as a dead rank's last, lack the compression errors since then.
+        ``residuals`` are the states whose residuals this rank takes over; by default ``state`` itself. With fewer workers
+        than before, add the states of ranks that are gone. On a new rank, give the state of any rank and no residuals
+        (``[]``). Residuals of an earlier step, such as a dead rank's last residuals, lack the compression errors since
+        that step.
 
         With ``route="two_level"``, ``residuals`` are the states of all ranks of the former nodes whose residuals this
-        node takes over. Former nodes may have had another number of ranks; ranks of a run without nodes are treated as
+        node takes over. Former nodes may have had another number of ranks. Ranks of a run without nodes are treated as
         nodes of one rank. Each rank finds its shards in these states.
 
-        Raises LgrecoError when a state is damaged or of another kind, and during a backward pass whose buckets are exchanged.
+        Raises LgrecoError when a state is damaged or of another kind, and while a backward pass exchanges buckets.
         Everything is then unchanged.
         """
         try:
@@ -335,8 +337,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             self._device.observed.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = [gradients, sent]
-        # The next step rescales residuals to the scaler's scale, so the scaler may be loaded later. Older states have
-        # no scale.
+        # The next step rescales residuals to the GradScaler's scale, so the GradScaler may be loaded later. Older states
+        # have no scale.
         self._controller.note_scale(scale)
         self._state = Between()
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
