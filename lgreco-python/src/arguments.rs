@@ -31,8 +31,8 @@ pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
 }
 
-/// Returns the methods under which `widths` has an effect, and those under which `residual_dtype` has one. The latter
-/// keep a residual by default, in a type that the user may choose.
+/// Returns the methods under which `widths` has an effect, and the methods under which `residual_dtype` has one.
+/// Under the latter, layers keep a residual by default, in a type that the user may choose.
 #[pyfunction]
 pub(crate) fn methods_of_options() -> PyResult<[(&'static str, Vec<&'static str>); 2]> {
     let of_choice = Feedback { others: Some(Residual::CLASSIC), ..Feedback::NONE };
@@ -89,12 +89,12 @@ fn expected(name: &str) -> &'static str {
 /// The expected values of `start_iter`.
 const START: &str = "a whole number of at least 2";
 
-/// Converts an option's value; errors are in the user's terms.
+/// Converts an option's value. Errors name the option and the expected values.
 pub(crate) fn option<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
     extracted(name, value, expected(name))
 }
 
-/// Like [`option`], for an option with another meaning than in training.
+/// Like [`option`], but takes the description of the expected values, which may differ from training.
 pub(crate) fn extracted<'py, T: FromPyObjectOwned<'py>>(
     name: &str,
     value: &Bound<'py, PyAny>,
@@ -116,8 +116,8 @@ fn word<T: FromStr<Err: std::fmt::Display>>(option: &str, text: &str) -> PyResul
     text.parse().map_err(|error| refused(format!("{option} is {text:?}: {error}")))
 }
 
-/// Default value widths for TopK. At equal bytes, TopK with values in few bits raises the training loss about a tenth
-/// as much as TopK with full values (docs/src/experiments/training.md).
+/// Default value widths for TopK. At equal bytes, values in few bits raise the training loss about a tenth as much as
+/// full values (docs/src/experiments/training.md).
 const WIDTHS: [Width; 7] = {
     use Width::{Bits, Full};
     [Full, Bits(8), Bits(6), Bits(5), Bits(4), Bits(3), Bits(2)]
@@ -139,7 +139,7 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Accordion's two levels, and optionally its two thresholds.
+/// Accordion's parameters for critical and for other layers, and optionally its two thresholds.
 #[derive(FromPyObject)]
 enum Levels {
     All(f64, f64, f64, f64),
@@ -155,7 +155,7 @@ impl From<Levels> for Accordion {
     }
 }
 
-/// The options that `lgreco.torch` passes by name. Missing options have Rust's defaults.
+/// The options that `lgreco.torch` passes by name. A missing option gets the default of the Rust library.
 pub(crate) struct Options<'a, 'py>(pub(crate) &'a Bound<'py, PyDict>);
 
 impl<'py> Options<'_, 'py> {
@@ -183,7 +183,7 @@ impl<'py> Options<'_, 'py> {
         let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
         let methods = method.split(',').map(|method| word("method", method.trim()));
         let mut search = Search::of(&methods.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
-        // A new default also replaces the range, so the default is set first.
+        // The default is set before the candidates, because `with_default` also replaces the range of candidates.
         if let Some(default) = self.get("default")? {
             search = search.with_default(default).map_err(refused)?;
         }
@@ -308,7 +308,7 @@ impl<'py> Options<'_, 'py> {
     pub(crate) fn config(&self, loss_scaling: bool, tensors: &[Tensor], names: &[String]) -> PyResult<Config> {
         let mut search = self.search()?;
         if self.get::<Vec<Value>>("widths")?.is_none() {
-            // Fails if TopK is not among the searched methods; the search then stays as it is.
+            // `with_widths` fails if TopK is not among the searched methods. Then the search stays unchanged.
             search = search.clone().with_widths(&WIDTHS).unwrap_or(search);
         }
         let config = Config::new(search);

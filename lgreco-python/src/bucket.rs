@@ -1,4 +1,4 @@
-//! Layers that are exchanged together.
+//! Buckets: layers that are exchanged together.
 
 use crate::cores::detached;
 use crate::error::{LgrecoError, raised};
@@ -10,10 +10,10 @@ use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A bucket in flight: `open`, `submit`, then `next` until it returns None.
+/// A bucket in flight. Callers call `open`, `submit`, and then `next` until it returns None.
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
-    /// None before the bucket is opened and after it is closed.
+    /// The open bucket; None before the bucket is opened and after it is closed.
     pub(crate) bucket: Option<LevelsBucket>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
@@ -22,8 +22,8 @@ pub(crate) struct Bucket {
 
 #[pymethods]
 impl Bucket {
-    /// Makes an empty bucket, which the controller then opens. So Python already holds the bucket if an interrupt comes while it
-    /// gets its layers.
+    /// Makes an empty bucket, which the controller then opens. So Python already holds the bucket if an interrupt comes
+    /// while the controller opens it.
     #[new]
     fn new() -> Bucket {
         let (tensors, names) = (Arc::from([]), Arc::from([]));
@@ -41,8 +41,9 @@ impl Bucket {
         Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.len())
     }
 
-    /// Submits the gradients at these addresses. They must stay in place, unused by others, until the bucket is done. With
-    /// `hold_zeros`, layers whose gradient is all zeros keep their residual instead of sending it.
+    /// Submits the gradients at these addresses. Until the bucket is done, gradients must stay in place, and nothing
+    /// else may use their memory. With `hold_zeros`, layers whose gradient is all zeros keep their residual instead of
+    /// sending it.
     fn submit(&mut self, py: Python<'_>, addresses: Vec<usize>, hold_zeros: bool) -> PyResult<()> {
         let Bucket { bucket, tensors, names, gradients } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
@@ -79,14 +80,14 @@ impl Bucket {
         bucket.submit_failure(failure).map_err(|error| raised(py, error, &self.names))
     }
 
-    /// Whether `next` has paused before the last collective, which its next call returns.
+    /// Whether the last call of `next` has paused. The next call returns the last collective.
     #[getter]
     fn is_paused(&self) -> bool {
         self.bucket.as_ref().is_some_and(LevelsBucket::is_paused)
     }
 
-    /// Continues after the previous collective is done, and returns the next one. Returns None when the gradients are
-    /// means. In training over nodes, it also returns None once before the last collective.
+    /// Continues after the previous collective is done, and returns the next collective. Returns None when means have
+    /// replaced the gradients. In training over nodes, also returns None once before the last collective.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;

@@ -27,7 +27,7 @@ pub(crate) struct Place {
     pub(crate) world_size: u32,
 }
 
-/// Returns `Err` for a budget in bits that is smaller than every plan for the model.
+/// Returns `Err` if the budget in bits is smaller than the smallest plan for the model.
 fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [usize], Dtype)>) -> PyResult<()> {
     let (Budget::Bits(bits), Policy::LGreco { .. } | Policy::KMeans { .. }) = (config.budget, &config.policy) else {
         return Ok(());
@@ -52,30 +52,30 @@ fn expect_room<'a>(config: &Config, model: impl Iterator<Item = (&'a str, &'a [u
 /// A rank's controller: the layers' settings, their residuals, and the schedule of decisions.
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct Controller {
-    /// Threads that wait for or hold this lock have released the interpreter's lock, so no deadlock is possible.
+    /// Threads release the interpreter's lock before they wait for this lock, so no deadlock is possible.
     controller: Mutex<Levels>,
     /// The whole layers.
     tensors: Arc<[Tensor]>,
-    /// What this rank exchanges with others: in training over nodes its shards, else the layers.
+    /// The tensors that this rank exchanges: in training over nodes its shards, else the layers.
     pub(crate) exchanged: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     /// This rank's number in the group that exchanges `exchanged`, and the size of that group.
     pub(crate) place: Place,
-    /// The loss scale of the residuals' values, as the bits of an f64.
+    /// The loss scale by which the residuals are multiplied, as the bits of an f64.
     scale: AtomicU64,
     /// Seed of the random numbers.
     pub(crate) seed: u64,
-    /// The feedback rule of each setting.
+    /// The rule by which each setting gets its error feedback.
     pub(crate) feedback: Feedback,
     /// Element type of sums on the network.
     pub(crate) reduce_dtype: Dtype,
-    /// What happens to gradients that are not finite.
+    /// How the controller treats gradients that are not finite.
     pub(crate) non_finite: NonFinite,
 }
 
 impl Controller {
-    /// Returns the result of `work` on the controller. No other thread uses the controller meanwhile. In training over nodes, its
-    /// layers are this rank's shards.
+    /// Returns the result of `work` on the controller, which no other thread uses at the same time. In training over
+    /// nodes, the controller's layers are this rank's shards.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -84,7 +84,7 @@ impl Controller {
         self.with_levels(py, |levels| work(levels.controller_mut()))
     }
 
-    /// Like [`Controller::with`], but passes all levels. In training over nodes, these include the exchange inside the nodes.
+    /// Like [`Controller::with`], but in training over nodes, `work` also gets the exchange inside the nodes.
     fn with_levels<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut Levels) -> T + Send) -> T {
         let (mut work, mut done) = (Some(work), None);
         self.lock(py, &mut |levels| done = work.take().map(|work| work(levels)));
@@ -96,9 +96,10 @@ impl Controller {
         self.with_levels(py, work).map_err(|error| self.raised(py, error))
     }
 
-    /// Like [`Controller::with`]. It is compiled once and not for each closure, because the size of wheels is limited.
+    /// Runs `work` on the locked controller. Not generic, so that it is compiled only once, because the size of wheels
+    /// is limited.
     fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut Levels) + Send)) {
-        // After a panic the controller's own checks apply, as after any error.
+        // A panic of another call does not prevent this call: the controller checks its own state, as after any error.
         py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 
@@ -120,7 +121,7 @@ impl Controller {
         self.attempt(py, |controller| on_cores(|| work(controller)))
     }
 
-    /// Opens a bucket with the layers that `open` lends. The bucket's gradients are those of `tensors`.
+    /// Opens a bucket with the layers that `open` lends. The gradients of the bucket belong to `tensors`.
     fn lend(
         &self,
         bucket: &mut Bucket,
@@ -161,9 +162,9 @@ pub(crate) fn payload_len(setting: &str, dims: Vec<usize>, dtype: &str) -> PyRes
 
 #[pymethods]
 impl Controller {
-    /// Makes the controller of one rank of a group; options are given by name. Layers are (name, dims, dtype, ends of
-    /// the ranks' shards). `loss_scaling` says whether losses are scaled. `place` is this rank's position in training
-    /// by two levels: number of nodes, node, ranks per node, local rank.
+    /// Makes the controller of one rank of a group. Layers are (name, dims, dtype, ends of the ranks' shards).
+    /// `loss_scaling` says whether losses are scaled. `place` is this rank's position in training by two levels: number
+    /// of nodes, node, ranks per node, local rank.
     #[new]
     #[pyo3(signature = (layers, rank, world_size, loss_scaling, place=None, /, **options))]
     fn new(
@@ -200,14 +201,14 @@ impl Controller {
             Some(_) => controller.controller().tensors().into(),
             None => tensors.clone(),
         };
-        // A budget in bits counts the bits of a rank's shards.
+        // A budget in bits limits the bits of one rank's shards.
         expect_room(&of_budget, exchanged.iter().map(|tensor| (tensor.name(), tensor.dims(), tensor.dtype())))?;
         let (controller, scale) = (Mutex::new(controller), AtomicU64::new(1f64.to_bits()));
         Ok(Controller { controller, tensors, exchanged, names, place, scale, seed, feedback, reduce_dtype, non_finite })
     }
 
-    /// Begins a step, unless the learning rate is invalid. The caller then reports the error with the first bucket, which
-    /// may be on a device.
+    /// Begins a step. An invalid learning rate is an error, after which the caller begins the step with a valid one and
+    /// reports the error with the first bucket.
     fn begin_step(&self, py: Python<'_>, learning_rate: f64) -> PyResult<()> {
         if !(learning_rate.is_finite() && learning_rate >= 0.0) {
             let (what, value, expected) = ("learning rate", learning_rate, "a finite number >= 0");
@@ -216,7 +217,8 @@ impl Controller {
         self.step(py, |levels| levels.begin_step(learning_rate))
     }
 
-    /// Returns the next collective by which the ranks agree before the step's buckets. In most steps the first call returns None.
+    /// Returns the next collective of the ranks' agreement before the step's buckets. In most steps the first call
+    /// returns None.
     fn control(&self, py: Python<'_>) -> PyResult<Option<Request>> {
         self.step(py, |levels| on_cores(|| levels.control().map(|request| request.map(Request::within))))
     }
@@ -231,8 +233,8 @@ impl Controller {
         self.lend(bucket, &self.exchanged, || self.step(py, |levels| levels.open_shards(&layers)))
     }
 
-    /// Number of elements of each local rank's shard of a layer, in training over nodes. Without nodes, the list has
-    /// one number, for the whole layer.
+    /// In training over nodes, the number of elements of each local rank's shard of a layer. Without nodes, only the
+    /// number of elements of the layer.
     fn shard_lens(&self, py: Python<'_>, layer: usize) -> PyResult<Vec<usize>> {
         let layer = self.check(layer)?;
         Ok(self.with_levels(py, |levels| match levels {
@@ -257,7 +259,7 @@ impl Controller {
         self.with(py, |controller| controller.external().watches())
     }
 
-    /// Observes gradients, by host address, of layers that are exchanged outside the controller.
+    /// Observes the gradients at these host addresses, of layers that are exchanged outside the controller.
     fn observe(&self, py: Python<'_>, layers: Vec<usize>, addresses: Vec<usize>) -> PyResult<()> {
         if layers.len() != addresses.len() {
             return Err(LgrecoError::new_err("one address per layer"));
@@ -276,7 +278,8 @@ impl Controller {
         })
     }
 
-    /// Number of the step under way in its window, from 1 on; 0 if its gradients need not be observed.
+    /// Number of the step under way within its window, from 1 on. Returns 0 if the step's gradients need not be
+    /// observed.
     fn window_step(&self, py: Python<'_>) -> u64 {
         self.with(py, |controller| controller.external().window_step())
     }
@@ -291,7 +294,8 @@ impl Controller {
         self.attempt(py, |controller| layers.iter().try_for_each(|&layer| controller.external().note_observed(layer)))
     }
 
-    /// Discards the observed gradients and starts again, because the last step failed outside the controller.
+    /// Discards the observed gradients and starts the window again, because the last step failed outside the
+    /// controller.
     fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.external().forget_observed())
     }
@@ -301,12 +305,13 @@ impl Controller {
         self.attempt(py, |controller| controller.external().note_exchanged(&layers))
     }
 
-    /// Sets whether exchange times come from `record_exchange` or from the controller's clock, from the next step on.
+    /// From the next step on, takes exchange times from `record_exchange` (if `elsewhere`) or from the controller's
+    /// clock.
     fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
         self.attempt(py, |controller| controller.external().meter_elsewhere(elsewhere))
     }
 
-    /// Number of bytes that a probe gathers in the step under way; None unless it is the step for probes and trials.
+    /// Number of bytes that a probe gathers in the step under way. None if this step needs no probe.
     fn probe_bytes(&self, py: Python<'_>) -> Option<usize> {
         self.with(py, |controller| controller.external().probe_bytes())
     }
@@ -316,18 +321,18 @@ impl Controller {
         self.attempt(py, |controller| controller.external().record_exchange(wire_bytes, seconds, computing))
     }
 
-    /// Records the shortest times of two all-gathers: one of almost no bytes, and the probe.
+    /// Records the shortest times of two all-gathers: `nothing` of almost no bytes, and `all` of the probe.
     fn record_probe(&self, py: Python<'_>, nothing: f64, all: f64) -> PyResult<()> {
         self.attempt(py, |controller| controller.external().record_probe([nothing, all]))
     }
 
-    /// Settings to time: for each kind of method, one setting per layer.
+    /// The settings for trials: for each kind of method, one setting per layer.
     fn trials(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Vec<Vec<String>>> {
         let trials = self.attempt(py, |controller| controller.external().trials(&layers))?;
         Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
     }
 
-    /// Records the seconds of one of these trials.
+    /// Records the seconds of a trial of these settings.
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
         self.attempt(py, |controller| controller.external().record_trial(&layers, &settings, seconds))
@@ -338,7 +343,7 @@ impl Controller {
         self.attempt(py, |controller| controller.external().record_error(layer, relative_error))
     }
 
-    /// Number of bytes of memory for each purpose, for at most `at_once` buckets of `bucket_bytes` each in flight.
+    /// Bytes of memory by purpose, if at most `at_once` buckets of `bucket_bytes` each are in flight.
     fn memory(&self, py: Python<'_>, bucket_bytes: usize, at_once: usize) -> PyResult<[(&'static str, u64); 5]> {
         let MemoryUse { residuals, undo, factors, exchange, window } =
             self.step(py, |levels| levels.memory(Some(bucket_bytes), at_once))?;
@@ -365,7 +370,7 @@ impl Controller {
         self.on_cores(py, |controller| controller.residuals().rescale(factor))
     }
 
-    /// The loss scale of the residuals' values.
+    /// The loss scale by which the residuals are multiplied.
     #[getter]
     fn scale(&self) -> f64 {
         f64::from_bits(self.scale.load(Ordering::Relaxed))
@@ -376,14 +381,14 @@ impl Controller {
         self.scale.store(scale.to_bits(), Ordering::Relaxed);
     }
 
-    /// Rescales all residuals to a new loss scale. An interrupt takes effect before or after this, not within it.
+    /// Rescales all residuals to a new loss scale. An interrupt takes effect before or after this call, not within it.
     fn follow_scale(&self, py: Python<'_>, scale: f64) -> PyResult<()> {
         self.rescale_residuals(py, (scale / self.scale()) as f32)?;
         self.note_scale(scale);
         Ok(())
     }
 
-    /// Sets a residual's value to 0 where the mean is not 0. `addresses` has the address of each layer's f32 means.
+    /// Sets residuals to 0 at elements whose mean is not 0. `addresses` has the address of each layer's f32 means.
     fn forget_moved(&self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
         let tensors = &self.tensors;
         if addresses.len() != tensors.len() {
@@ -417,17 +422,17 @@ impl Controller {
         self.step(py, |levels| levels.set_settings(settings))
     }
 
-    /// Asks for a decision before the next scheduled one. Returns the step at which it is due.
+    /// Asks for a decision before the next scheduled one. Returns the step at which the decision is due.
     fn replan(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.attempt(py, |controller| controller.planning().replan())
     }
 
-    /// Takes the work of the next decision, if it can be done now.
+    /// Takes the work of the next decision, if all gradients for this work are complete.
     fn take_plan_task(&self, py: Python<'_>) -> Option<PlanTask> {
         self.with(py, |controller| controller.planning().take_task()).map(|task| PlanTask(Some(task)))
     }
 
-    /// Takes the result of a task; returns whether it is still needed.
+    /// Takes the result of a task. Returns whether the controller still needed the result.
     fn hand_in(&self, py: Python<'_>, result: &mut PlanResult) -> PyResult<bool> {
         let result = result.0.take().ok_or_else(|| LgrecoError::new_err("the result has been handed in"))?;
         Ok(self.with(py, |controller| controller.planning().hand_in(result)))
@@ -514,7 +519,7 @@ impl Controller {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Returns this rank's state in parts: (None, the state that belongs to no layer), then (name, bytes) per layer.
+    /// Returns this rank's state as (name, bytes) per layer. The first entry, without a name, is the state of no layer.
     fn save<'py>(&self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
         let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
         let parts = self.step(py, |levels| {
@@ -528,8 +533,8 @@ impl Controller {
         Ok(parts.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
-    /// Continues from `plan`, the parts of one rank's state, with the residuals in `residuals`. Returns (missing, extra,
-    /// misshaped) layers, the step, and the step of the oldest residual.
+    /// Continues from `plan`, the parts of one rank's state, with the residuals of the states in `residuals`. Returns
+    /// (missing, extra, misshaped) layers, the step, and the step of the oldest residual.
     fn load(
         &self,
         py: Python<'_>,

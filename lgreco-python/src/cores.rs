@@ -5,7 +5,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This process's pool. A forked child process does not have the pool's threads, and would wait for them forever.
+/// This process's pool. A forked child process must not use it: the child lacks the threads, and would wait forever.
 static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 
 /// Runs `work` as [`on_cores`] does, without the interpreter's lock.
@@ -16,7 +16,7 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     erased(work, |work| run(py, work))
 }
 
-/// The pool of one plan. Steps, which work on the usual pool, do not wait for the plan. The pool ends when this value
+/// The pool of one plan. Steps do not wait for the plan, because they work on [`POOL`]. The threads end when this value
 /// is dropped.
 pub(crate) struct PlanPool(Option<ThreadPool>);
 
@@ -26,7 +26,7 @@ impl PlanPool {
         PlanPool(new_pool("plan"))
     }
 
-    /// Runs `work` on this pool. If no threads could be started, the calling thread runs it.
+    /// Runs `work` on this pool. If no threads could be started, the calling thread runs `work`.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         erased(work, |work| run_on(self.0.as_ref(), work))
     }
@@ -35,8 +35,8 @@ impl PlanPool {
 /// A type-erased closure to be called once.
 type Work<'a> = &'a mut (dyn FnMut() + Send);
 
-/// Returns the result of `work`, which `run` calls. Type erasure compiles `run` once and not for each closure, because the size of
-/// wheels is limited.
+/// Passes `work` to `run` and returns the result of `work`. With the erased type, `run` is compiled only once, because
+/// the size of wheels is limited.
 fn erased<T: Send>(work: impl FnOnce() -> T + Send, run: impl FnOnce(Work<'_>)) -> T {
     let (mut work, mut done) = (Some(work), None);
     run(&mut || done = work.take().map(|work| work()));
@@ -44,8 +44,9 @@ fn erased<T: Send>(work: impl FnOnce() -> T + Send, run: impl FnOnce(Work<'_>)) 
 }
 
 /// Runs `work` on the pool. The number of threads is RAYON_NUM_THREADS, else OMP_NUM_THREADS, else the number of cores. torchrun
-/// sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone. `work` must not
-/// take a lock. A thread of the pool that holds the lock may start this work while it waits.
+/// sets OMP_NUM_THREADS to 1 if it is not set. If no threads can be started, the calling thread runs `work` alone.
+///
+/// `work` must not take a lock. A pool thread that waits for other work may run `work` while it holds the same lock.
 pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     erased(work, run_on_cores)
 }
@@ -77,10 +78,10 @@ fn new_pool(purpose: &'static str) -> Option<ThreadPool> {
     ThreadPoolBuilder::new().num_threads(threads).thread_name(named).build().ok()
 }
 
-/// Drops the pool in a process that was just forked and does not have its threads.
+/// Forgets the pool in a forked child process, which does not have the pool's threads.
 #[pyfunction]
 pub(crate) fn after_fork() {
     let pool = POOL.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // Dropping the pool would wait for its threads.
+    // Dropping the pool would wait for threads that the child does not have.
     std::mem::forget(pool);
 }

@@ -1,5 +1,5 @@
 //! Buckets in the memory of a CUDA device, on a stream of the trainer. This module, `memory` and `window` contain the only unsafe
-//! code of this crate. Here the unsafe code accesses device memory by address.
+//! code of this crate. The unsafe code of this module accesses device memory by address.
 
 use crate::controller::{Controller, parsed};
 use crate::cores::detached;
@@ -15,14 +15,14 @@ use pyo3::prelude::*;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stream of a CUDA device. Calls only enqueue work unless their comment begins with "Waits".
+/// A stream of a CUDA device. Methods only enqueue work unless their comment begins with "Waits".
 #[pyclass(module = "lgreco._lgreco")]
 pub(crate) struct Device {
-    /// Only used through `&mut self`, so the lock is always free.
+    /// The backend of the stream. The lock is always free, because it is only used through `&mut self`.
     cuda: Mutex<CudaBackend>,
 }
 
-/// Layers that are exchanged together in the device's memory, under their settings when the bucket was made.
+/// Layers that are exchanged together in the device's memory. Their settings are fixed when the bucket is made.
 #[pyclass(name = "DeviceBucket", module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
     bucket: DeviceBucket,
@@ -33,7 +33,8 @@ pub(crate) struct Bucket {
     forgetful: Vec<usize>,
 }
 
-/// Whether a step failed, the first rank at fault, an error, and whether only this rank knows of the failure.
+/// The outcome of a step: whether it failed, the first rank at fault, an error, and whether only this rank knows of the
+/// failure.
 type Told = (bool, Option<u32>, Option<Py<PyAny>>, bool);
 
 impl Bucket {
@@ -41,8 +42,8 @@ impl Bucket {
         self.layers.get(place).and_then(|&layer| self.names.get(layer)).map(String::as_str)
     }
 
-    /// The exception for a wrong value on this rank, or a wrong payload of the rank at fault. Text and code are the same as in an
-    /// exchange on the host.
+    /// The exception for a wrong value on this rank, or for a wrong payload from `rank`. Text and code are the same as
+    /// in an exchange on the host.
     fn at_fault(&self, py: Python<'_>, rank: Option<u32>, fault: ExchangeFault) -> PyErr {
         let not_finite = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN };
         let (place, code, text) = match fault {
@@ -68,7 +69,7 @@ impl Bucket {
     }
 }
 
-/// Describes a bucket of these layers, under these settings or the controller's.
+/// Describes a bucket of these layers, under `settings` or else under the controller's settings.
 fn described<'a>(
     py: Python<'_>,
     controller: &'a Controller,
@@ -121,7 +122,7 @@ fn room(controller: &Controller, layers: &[usize]) -> Vec<f32> {
     vec![0f32; layers.iter().map(|&layer| controller.exchanged[layer].shape().elements()).sum()]
 }
 
-/// Iterates over the layers with their parts of the consecutive values.
+/// Iterates over the layers, each with its part of `values`.
 fn parts<'a>(
     tensors: &'a [Tensor],
     layers: &'a [usize],
@@ -158,8 +159,8 @@ impl Device {
         DeviceBucket::bytes(&described, config).map_err(|error| refused(py, error, &controller.names))
     }
 
-    /// Waits: makes a bucket of these layers in the given memory. It starts with the controller's residuals; with separate
-    /// `settings` it has none.
+    /// Waits: makes a bucket of these layers in the given memory. The bucket starts with the controller's residuals.
+    /// With separate `settings`, the bucket has no residuals.
     #[pyo3(signature = (controller, layers, memory, settings = None))]
     fn bucket(
         &mut self,
@@ -191,7 +192,7 @@ impl Device {
         Ok(Bucket { bucket, layers, settings, names: controller.names.clone(), forgetful })
     }
 
-    /// Waits: copies residuals and the step number from `other` to `bucket`. Both have the same layers.
+    /// Waits: copies residuals and the step number from `other` to `bucket`, which has the same layers.
     fn take_over(&mut self, py: Python<'_>, bucket: &mut Bucket, other: &Bucket) -> PyResult<()> {
         // SAFETY: by the contract of `Device.take_over` (`_lgreco.pyi`).
         let taken = unsafe { bucket.bucket.take_over(self.inner(), &other.bucket) };
@@ -205,7 +206,8 @@ impl Device {
         submitted.map_err(|error| refused(py, error, &bucket.names))
     }
 
-    /// Submits a failure instead of gradients. All ranks learn of it. The memory at `gradients` stays unchanged.
+    /// Submits a failure instead of gradients. All ranks learn of the failure. The memory at `gradients` stays
+    /// unchanged.
     fn submit_failure(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
         let failure = Error::StepOrder { what: "the trainer has failed", expected: "gradients" };
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
@@ -213,7 +215,8 @@ impl Device {
         submitted.map_err(|error| refused(py, error, &bucket.names))
     }
 
-    /// Continues after the previous collective was enqueued, and returns the next one; None once the means are enqueued.
+    /// Continues after the previous collective was enqueued. Returns the next collective, or None once the means are
+    /// enqueued.
     fn next(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<Option<Request>> {
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
         let next = unsafe { bucket.bucket.next(self.inner()) }.map_err(|error| refused(py, error, &bucket.names))?;
@@ -228,8 +231,8 @@ impl Device {
         forgotten.map_err(|error| refused(py, error, names))
     }
 
-    /// Waits: copies the residuals from before step `before` to the controller. This step is the last submitted one or the next
-    /// one. Layers at the positions `forgotten` get zeros.
+    /// Waits: copies the residuals from before step `before` to the controller. `before` is the last submitted step or
+    /// the next step. Layers at the positions `forgotten` get zeros.
     #[pyo3(signature = (controller, bucket, before, forgotten = None))]
     fn take_home(
         &mut self,
@@ -271,13 +274,13 @@ impl Device {
 
 #[pymethods]
 impl Bucket {
-    /// Whether the layers' settings are still those of the bucket.
+    /// Whether the bucket's settings are still the controller's settings.
     fn suits(&self, py: Python<'_>, controller: &Controller) -> bool {
         let mut layers = self.layers.iter().zip(&self.settings);
         controller.with(py, |controller| layers.all(|(&layer, setting)| controller.setting(layer) == *setting))
     }
 
-    /// Address of the two copies of the residuals, and of an i32 that says which copy is current.
+    /// Device address of the two copies of the residuals, and of an i32 that says which copy is current.
     #[getter]
     fn residuals(&self) -> (u64, u64) {
         self.bucket.residual_addresses()
@@ -295,14 +298,15 @@ impl Bucket {
         self.bucket.found_inf_address()
     }
 
-    /// Device address and number of bytes of the outcome of the steps.
+    /// Device address and number of bytes of the status record of steps.
     #[getter]
     fn outcome(&self) -> (u64, usize) {
         self.bucket.outcome_address()
     }
 
-    /// Reads an outcome. Returns whether the step failed on some rank, the first rank at fault, an error or None, and whether only
-    /// this rank knows of the failure. The error is this rank's own, or describes another rank's payload.
+    /// Reads a status record. Returns whether the step failed on some rank, the first rank at fault, an error or None,
+    /// and whether only this rank knows of the failure. The error is about this rank's values or about another rank's
+    /// payload.
     fn fault(&self, py: Python<'_>, outcome: &[u8]) -> PyResult<Told> {
         let outcome = self.bucket.outcome_of(outcome).map_err(|error| refused(py, error, &self.names))?;
         let error = outcome.fault.map(|fault| self.at_fault(py, outcome.rank, fault).into_value(py).into_any());

@@ -12,7 +12,7 @@ pyo3::create_exception!(
      at fault, or None. Of what another rank failed with, `peer` is that rank and `peer_code` the code there."
 );
 
-/// Adds the exception class to the module. Every instance has all attributes; they are None if not set.
+/// Adds the exception class to the module. Every exception has all attributes, which are None by default.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let error = module.py().get_type::<LgrecoError>();
     for attribute in ["code", "layer", "peer", "peer_code"] {
@@ -35,7 +35,7 @@ pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
     }
 }
 
-/// Adds attributes by `set` to an exception. If `set` fails, its error is returned instead.
+/// Sets attributes of an exception by `set`. If `set` fails, returns the error of `set` instead.
 fn with_attributes(py: Python<'_>, raised: PyErr, set: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) -> PyErr {
     set(raised.value(py).as_any()).err().unwrap_or(raised)
 }

@@ -20,13 +20,13 @@ mod window;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
-/// Runs the `lgreco` command with these arguments, beginning with the program's name; returns its exit code.
+/// Runs the `lgreco` command and returns its exit code. The arguments begin with the program's name.
 #[pyfunction]
 fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| lgreco_cli::run(arguments))
 }
 
-/// No function holds the interpreter's lock while it works or waits.
+/// The extension module. Its functions release the interpreter's lock while they work or wait.
 #[pymodule(gil_used = false)]
 fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::add_to(module)?;

@@ -21,11 +21,12 @@ impl Place {
     }
 
     /// # Safety
-    /// There are `elements` values of this type at `address`, which live and which nothing else uses for `'a`.
+    /// For `'a`, `address` must point to `elements` values of this type that stay alive and that nothing else uses.
     unsafe fn values<'a>(&self) -> ValuesMut<'a> {
         let Place { address, dtype, elements } = *self;
-        // SAFETY: `Gradients::new` has checked that the address is aligned and not null; without elements it is dangling.
-        // The memory is valid and unshared by the caller's promise. F16 and Bf16 are transparent over u16.
+        // SAFETY: `Gradients::new` has checked that the address is aligned and not null. The address of an empty
+        // gradient is dangling. By the contract of this function, the memory is valid and unshared. F16 and Bf16 are
+        // transparent over u16.
         unsafe {
             match dtype {
                 Dtype::F32 => ValuesMut::F32(from_raw_parts_mut(with_exposed_provenance_mut(address), elements)),
@@ -66,9 +67,9 @@ impl Gradients {
 
     /// Runs `work` on the gradients.
     pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut [ValuesMut<'_>]) -> T) -> T {
-        // SAFETY: by the contract of `Bucket.submit` and `Controller.forget_moved` (`_lgreco.pyi`), the caller keeps the
-        // memory alive and unused until the bucket or the call is done. Places do not overlap, and `&mut self` excludes
-        // other references.
+        // SAFETY: by the contract of `Bucket.submit` and `Controller.forget_moved` (`_lgreco.pyi`), the caller keeps
+        // the memory alive and unused until the bucket or the call is done. `Gradients::new` has refused places that
+        // overlap, and `&mut self` excludes other references.
         let mut values: Vec<_> = self.0.iter().map(|place| unsafe { place.values() }).collect();
         work(&mut values)
     }

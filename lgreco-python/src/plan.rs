@@ -1,4 +1,4 @@
-//! Plans for existing gradients, made like those of the command.
+//! Plans for existing gradients, made in the same way as by the command `lgreco plan`.
 
 use crate::arguments::{Options, Value, extracted, layer_dtype, named, option, refused, refused_layer};
 use crate::cores::detached;
@@ -16,7 +16,7 @@ use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// An error, or the word `uniform`.
+/// An error budget: a number, or the word `uniform`.
 #[derive(FromPyObject)]
 enum ErrorBudget {
     Number(f64),
@@ -28,7 +28,7 @@ struct Asked {
     search: Search,
     solver: Solver,
     alpha: Option<f64>,
-    /// `None` to minimise the error within a size.
+    /// Error budget. `None` to minimise the error within a size.
     budget: Option<ErrorBudget>,
     /// Size limit in bits. `None` for the size of the uniform setting.
     size: Option<u64>,
@@ -149,7 +149,7 @@ impl Asked {
     }
 }
 
-/// The data that a page about a plan needs and that the plan's file lacks.
+/// The data for a page about a plan that the plan file lacks.
 #[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct PlanPage {
     title: String,
@@ -174,7 +174,7 @@ impl PlanPage {
     }
 }
 
-/// Makes a page about a plan from its file alone.
+/// Makes a page about a plan from the plan file alone.
 #[pyfunction]
 pub(crate) fn plan_page(json: &str) -> PyResult<String> {
     Ok(page::of_file("plan", &PlanFile::parse(json.as_bytes()).map_err(refused)?))
@@ -187,7 +187,8 @@ pub(crate) enum Model {
     Files(PathBuf),
 }
 
-/// Measures layers and plans. Returns the JSON of a plan file, and its page. Reads files like the command.
+/// Measures layers and makes a plan. Returns the JSON of the plan file, and a page. Reads gradient files as the command
+/// does.
 #[pyfunction]
 #[pyo3(signature = (model, solver, **options))]
 pub(crate) fn make_plan(

@@ -6,7 +6,7 @@ use lgreco_train::exchange;
 use lgreco_train::gradient::Bf16;
 use pyo3::prelude::*;
 
-/// A collective on memory of a bucket or controller. The memory stays in place until the next call of `next` or `control`.
+/// A collective on memory of a bucket or controller, which stays in place until the next call of `next` or `control`.
 #[derive(Default)]
 #[pyclass(frozen, get_all, module = "lgreco._lgreco")]
 pub(crate) struct Request {
@@ -14,19 +14,20 @@ pub(crate) struct Request {
     address: usize,
     /// Number of bytes at `address`.
     length: usize,
-    /// Bytes of each rank's part, or number of values of each part for a reduce-scatter; empty if all parts are equal or
-    /// there are none.
+    /// Bytes of each rank's part, or for a reduce-scatter number of values of each part. Empty if all parts are equal
+    /// or the collective has no parts.
     lens: Vec<u64>,
     root: u32,
     received_address: usize,
     received_length: usize,
     received_lens: Vec<u64>,
-    /// `node` or `peers`, in training over nodes. Empty for the group of all ranks.
+    /// The group that performs the collective: `node` or `peers` in training over nodes, empty for the group of all
+    /// ranks.
     group: &'static str,
 }
 
 impl Request {
-    /// A request for one of the two groups of training over nodes, or for all ranks.
+    /// A request for a node's ranks, for peers, or for all ranks (`None`).
     pub(crate) fn within((group, request): (Option<Group>, exchange::Request<'_>)) -> Request {
         let group = match group {
             None => "",

@@ -16,7 +16,7 @@ pub(crate) struct PlanResult(pub(crate) Option<controller::PlanResult>);
 
 #[pymethods]
 impl PlanTask {
-    /// Measures and plans while steps go on; can be called once.
+    /// Measures and plans while training continues. Can be called only once.
     fn run(&mut self, py: Python<'_>) -> PyResult<PlanResult> {
         let task = self.take()?;
         Ok(PlanResult(Some(py.detach(|| PlanPool::new().run(|| task.run(&mut Parallel))))))
@@ -24,7 +24,7 @@ impl PlanTask {
 }
 
 impl PlanTask {
-    /// Takes the task out of the handle; can be called once.
+    /// Takes the task out of the handle. Can be called only once.
     pub(crate) fn take(&mut self) -> PyResult<controller::PlanTask> {
         self.0.take().ok_or_else(|| LgrecoError::new_err("the plan task has been run"))
     }

@@ -1,5 +1,5 @@
-//! Gradients for the next plan in the memory of a CUDA device, and their measurement there. The unsafe code accesses device memory
-//! by address, as in `device`.
+//! Keeps and measures gradients for the next plan in the memory of a CUDA device. The unsafe code of this module
+//! accesses device memory by address.
 
 use crate::controller::Controller;
 use crate::cores::{PlanPool, detached};
@@ -46,7 +46,7 @@ impl Window {
         DeviceWindow::bytes(&layers(controller))
     }
 
-    /// Averages the gradients at these addresses into the layers' means. They belong to step `step` of the window.
+    /// Adds the gradients at these addresses, of step `step` of the window, to the layers' means.
     fn observe(
         &self,
         py: Python<'_>,
@@ -92,7 +92,7 @@ impl Window {
     ) -> PyResult<PlanResult> {
         let task = task.take()?;
         let mut observed = OnDevice { cuda: device.inner(), window: &self.window, allocate, failed: None };
-        // Only layers without gradients on the device are measured on the pool's threads. This thread waits for the device.
+        // This thread waits for the device. The pool's threads measure only layers without gradients on the device.
         let result = py.detach(|| task.run_with(&mut observed, &mut OnCores(PlanPool::new())));
         match observed.failed {
             None => Ok(PlanResult(Some(result))),
@@ -112,7 +112,7 @@ struct OnDevice<'a> {
     cuda: &'a mut CudaBackend,
     window: &'a DeviceWindow,
     allocate: Py<PyAny>,
-    /// Why the window could not be measured.
+    /// The error, if the window could not be measured.
     failed: Option<Failed>,
 }
 
@@ -135,7 +135,7 @@ impl OnDevice<'_> {
         // else uses.
         unsafe { self.cuda.enqueue_rows(&jobs, workspace, results) }.map_err(of_device)?;
         let mut words = vec![0; (bytes.results / 8) as usize];
-        // SAFETY: as before; the results are filled once the enqueued work is done.
+        // SAFETY: `allocate` returned enough bytes for the results, as above, and the enqueued work fills them.
         unsafe { self.cuda.fetch_results(results, &mut words) }.map_err(Failed::Device)?;
         self.cuda.read_rows(&jobs, &words, squared_errors).map_err(of_device)
     }
@@ -166,7 +166,7 @@ impl Observed for OnDevice<'_> {
     }
 }
 
-/// The backend of all cores; each call runs on the plan's pool.
+/// The backend of all cores, which runs each call on the plan's pool.
 struct OnCores(PlanPool);
 
 impl Backend for OnCores {
