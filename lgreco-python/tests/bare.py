@@ -26,7 +26,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 class Packed:
-    """A matrix of f32 that supports only DLPack. It builds a DLManagedTensor by hand, without a deleter."""
+    """A matrix of f32 that supports only DLPack, by a handmade DLManagedTensor without a deleter."""
 
     def __init__(self, values: array.array, rows: int) -> None:
         self.values, self.dims = values, (ctypes.c_int64 * 2)(rows, len(values) // rows)

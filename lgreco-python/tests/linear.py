@@ -6,7 +6,7 @@ SHAPES = {"first": (40, 48), "bias": (40,), "second": (64, 40), "third": (32, 64
 
 
 class Linear(torch.nn.Module):
-    """Its loss is the sum of its parameters times given numbers, which are therefore the gradients."""
+    """A model whose loss is the sum of its parameters times given numbers, which are therefore the gradients."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Linear(torch.nn.Module):
 
 
 def gradients(rank: int, step: int, names: tuple[str, ...] = tuple(SHAPES)) -> dict[str, torch.Tensor]:
-    """Gradients of this rank in this step. They are multiples of 1/64, so that sums and means of a few are exact."""
+    """Gradients of this rank in this step, in multiples of 1/64, so that sums and means over few ranks are exact."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return {name: torch.randint(-64, 64, SHAPES[name], generator=generator) / 64 for name in names}
 

@@ -1,6 +1,6 @@
 """Runs a function or a program on several ranks, with one process per rank.
 
-The processes are forked from this one, which has imported torch: importing it takes six seconds of processor time.
+The processes are forked from the test process, which has imported torch: the import takes six seconds of processor time.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _in_group(rank: int, world: int, folder: str, work: Callable[..., Any], argu
 
 
 def _program(rank: int, world: int, port: int, path: str, arguments: list[str]) -> str:
-    """Runs a program that makes its own group, in the environment of torchrun, and returns its output."""
+    """Runs a program in the environment of torchrun, and returns the program's output. The program makes its own group."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     sys.argv = [path, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -44,8 +44,7 @@ def _program(rank: int, world: int, port: int, path: str, arguments: list[str]) 
 
 
 HANGS = 600
-"""Seconds after which ranks that have not ended are treated as hanging. On a busy machine the slowest test takes two
-minutes."""
+"""Seconds after which a rank that still runs is treated as hanging. On a busy machine the slowest test takes two minutes."""
 
 
 def _main(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -56,7 +55,7 @@ def _main(rank: int, folder: str, work: Callable[..., Any], arguments: tuple[Any
     except BaseException:
         print(f"rank {rank}:\n{traceback.format_exc()}", flush=True)
         os._exit(1)
-    # Threads of a failed backward pass would keep the interpreter from exiting.
+    # Without _exit, threads of a failed backward pass would keep the interpreter from exiting.
     os._exit(0)
 
 

@@ -39,12 +39,12 @@ def _registered(door: str, options: dict[str, Any]) -> tuple[torch.nn.Module, An
 
 
 def parts(door: str) -> int:
-    """The number of parts into which layers are divided before the exchange."""
+    """Number of shards into which each layer is divided before the exchange."""
     return 2 if door == "HSDP" else 1
 
 
 def _sent(rank: int, door: str, reduce_dtype: torch.dtype) -> list[list[tuple[int, int]]]:
-    """Returns for each scheme the counted and the predicted bytes of each step."""
+    """Returns the counted bytes and the predicted bytes of each step, for each scheme."""
     every = []
     dense, bias = (reduce_dtype.itemsize * values // parts(door) for values in (VALUES, BIAS))
     for options in SCHEMES:
@@ -69,7 +69,7 @@ def test_counted_bytes_are_those_of_plans(door: str, reduce_dtype: torch.dtype) 
 
 
 def _summed(rank: int) -> list[tuple[set[torch.dtype], torch.Tensor]]:
-    """Returns the types in which sums travel, and their results."""
+    """Returns the types of sums on the network, and the results of the sums."""
     summed: set[torch.dtype] = set()
     all_reduce = dist.all_reduce
 

@@ -75,7 +75,7 @@ def test_other_ranks_take_over_all_that_is_remembered(before: int, after: int, t
     saved = on_ranks(before, _saved, str(tmp_path))[0]
     assert saved.any()
     for found, settings, _ in on_ranks(after, _loaded, str(tmp_path)):
-        # Residuals contribute to a mean, so they are divided by the number of ranks.
+        # The mean residual must be the same, because residuals contribute to a mean over the ranks.
         torch.testing.assert_close(found / after, saved / before)
         assert any(setting.startswith("topk") for setting in settings.values())
 
@@ -180,8 +180,8 @@ def test_outer_steps_go_on_from_a_folder(tmp_path: pathlib.Path) -> None:
 
 
 def _unwritable(rank: int, folder: str) -> list[tuple[str, str | None, list[str]]]:
-    """Saves to a full disk, to a folder that is a file, and where a directory is in the way. Returns errors, paths, and the files
-    that are left."""
+    """Saves to a full disk, to a folder that is a file, and to a path at which a directory is. Returns errors, paths, and the
+    remaining files."""
     module, state = _state()
     train(module, rank, range(3))
     place, told = pathlib.Path(folder) / str(rank), []
@@ -220,7 +220,8 @@ def test_what_cannot_be_written_is_an_error_with_its_path_and_leaves_nothing(tmp
 
 
 def _loaded_in_flight(rank: int) -> tuple[list[str], torch.Tensor]:
-    """In one step, rank 1 loads a state while buckets are exchanged. Returns the errors, and the means of that step and the next."""
+    """In one step, rank 1 loads a state while buckets are exchanged. Returns the errors, and the means of this step and the next
+    step."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     for at in range(6):

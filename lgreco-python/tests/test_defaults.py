@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _trained(rank: int, device: str | None, dtype: torch.dtype, folder: str) -> list[torch.Tensor]:
-    """Trains with each kind under other defaults. Returns the parameters and a residual of each."""
+    """Trains with each kind of state under the given defaults. Returns the parameters and a residual for each kind."""
     steps = [gradients(rank, step) for step in range(8)]
     models = {kind: Linear() for kind in KINDS}
     for kind, model in models.items():
@@ -74,7 +74,7 @@ CONSTRUCTORS = {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linsp
 
 @pytest.mark.parametrize("path", sorted(path for depth in ("*.py", "*/*.py") for path in pathlib.Path(lgreco.__file__).parent.glob(depth)), ids=lambda path: path.name)
 def test_every_new_tensor_has_a_given_device(path: pathlib.Path) -> None:
-    """Also in code that needs a GPU. Doctests are no code here."""
+    """Checks the source of all modules, also of those that need a GPU, without doctests."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CONSTRUCTORS:
             is_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"

@@ -25,7 +25,7 @@ BLOCKS = [
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 ]
 WRAPS = ["DDP(model)", "fully_shard(model)", "OuterStep(model"]
-"""Blocks with these texts wrap a plain model themselves."""
+"""Code blocks that contain one of these texts get a plain model, because they wrap the model themselves."""
 
 
 def _small() -> torch.nn.Sequential:
@@ -35,7 +35,7 @@ def _small() -> torch.nn.Sequential:
 
 
 def _run(rank: int, block: str, folder: str) -> dict[str, Any]:
-    """Runs a block with the names that its page assumes, and returns its results."""
+    """Runs a code block with the names that its page assumes as defined. Returns the names that the block defines."""
     ddp = DistributedDataParallel(_small())
     ddp(torch.ones(1, 64)).sum().backward()
     os.chdir(tempfile.mkdtemp(dir=folder))

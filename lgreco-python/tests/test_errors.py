@@ -52,7 +52,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
 
 
 class Without:
-    """Wraps an object. One of its methods fails for lack of memory."""
+    """Wraps an object, of which one method fails for lack of memory."""
 
     def __init__(self, of: Any, name: str) -> None:
         self.of, self.name = of, name
@@ -62,7 +62,7 @@ class Without:
 
 
 class Scant:
-    """A bucket. Once it is opened, some of its methods fail for lack of memory."""
+    """A bucket whose methods ``names`` fail for lack of memory, once the bucket is opened."""
 
     def __init__(self) -> None:
         self.of, self.names = Bucket(), [""]
@@ -133,8 +133,8 @@ def test_a_rank_without_memory_is_an_error_on_all(kind: str, first: bool) -> Non
 
 
 def _cut_off(rank: int, told: bool) -> tuple[str, bool]:
-    """Rank 1 lacks memory to start a collective. Without ``told``, it even lacks memory to submit a failure, and rank 0 waits until
-    the group's short timeout."""
+    """Rank 1 lacks memory to start a collective. Without ``told``, rank 1 even lacks memory to submit a failure, and rank 0 waits
+    until the group's short timeout."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     for at in range(FAILING):
@@ -160,7 +160,7 @@ def test_a_collective_that_cannot_be_started_takes_the_step_back_on_all(monkeypa
 
 
 def _dropped(rank: int) -> bool:
-    """A collective fails on both ranks, which then drop their DDP. Returns whether it is freed."""
+    """A collective fails on both ranks, which then drop their DDP. Returns whether the DDP is freed."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     start = exchange.start
@@ -180,7 +180,7 @@ def test_a_ddp_whose_step_has_failed_can_be_dropped() -> None:
 
 
 class Raising(torch.autograd.Function):
-    """Its backward pass raises the user's own exception while ``raises`` is set."""
+    """An identity whose backward pass raises an exception of the user while ``raises`` is set."""
 
     raises = False
 
@@ -196,7 +196,7 @@ class Raising(torch.autograd.Function):
 
 
 class Layers(torch.nn.Module):
-    """Two layers. The second one's gradients are sent before the backward pass of the first one raises."""
+    """Two layers. The second layer's gradients are sent before ``Raising``, between the layers, raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,8 +208,8 @@ class Layers(torch.nn.Module):
 
 
 def _interrupted(rank: int, kind: str, everywhere: bool) -> tuple[str, bool, int]:
-    """An exception comes in the middle of a step. Returns the error that is raised, whether residuals are as before, and the number
-    of steps."""
+    """The user's code raises an exception in the middle of a step. Returns the type of the error, whether residuals are as before
+    the step, and the number of steps."""
     model: torch.nn.Module = Layers()
     if kind == "fsdp2":
         mesh = init_device_mesh("cpu", (2,))
@@ -234,7 +234,7 @@ def _interrupted(rank: int, kind: str, everywhere: bool) -> tuple[str, bool, int
     Raising.raises = False
     kept = all(torch.equal(state.residual(name), values) for name, values in before.items()) and bool(state.state_dict())
     if everywhere and kind == "ddp":
-        # This DDP cannot continue, so a new DDP wraps the model.
+        # A new DDP wraps the model, because a DDP cannot continue after an exception in its backward pass.
         del wrapped
         wrapped = DDP(model, bucket_cap_mb=0.005)
         wrapped.register_comm_hook(state, lgreco_hook)
@@ -259,7 +259,7 @@ def test_an_exception_on_one_rank_takes_the_step_back_on_all(monkeypatch: pytest
 
 
 def _unplanned(rank: int) -> tuple[list[str], int]:
-    """Accordion's levels are not among the candidates, which have 2-bit values. Returns the errors of the steps."""
+    """Accordion's two settings are not among the candidates, which all have 2-bit values. Returns the errors of the steps."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS, accordion=(0.2, 0.05), widths=[2])
     told = []
@@ -377,7 +377,7 @@ def test_options_that_differ_by_rank_are_named_on_all() -> None:
 
 
 def _own_objects(rank: int) -> list[list[str]]:
-    """The user's own objects fail on rank 1, in step 4: the scale, or the learning rate."""
+    """In step 4 on rank 1, one of the user's objects fails: the GradScaler or the optimizer."""
 
     class Scaler:
         fails = False

@@ -22,7 +22,7 @@ WITHOUT = {
     "node_buckets", "node_exchange", "nodes", "observed", "options", "outer_options", "planning", "reports", "route", "scale", "step", "step_state",
     "times", "training",
 }  # fmt: skip
-"""Modules without examples: they are internal."""
+"""Internal modules, which have no examples."""
 
 
 def _examples(rank: int, name: str) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def _described(rank: int, text: str) -> tuple[float, int, int]:
 
 
 def test_the_package_indexs_page_needs_no_repository() -> None:
-    """The page has no relative links, and its code trains."""
+    """The package index's page has no relative links, and the page's code can train."""
     page = importlib.metadata.metadata("lgreco").get_payload()  # type: ignore[attr-defined]
     assert isinstance(page, str) and page.startswith("# lgreco")
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", page)) and "src=" not in page

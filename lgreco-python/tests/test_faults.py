@@ -1,4 +1,4 @@
-"""Ranks die or stop, and links are cut. The other ranks get an error, and no more is lost than necessary."""
+"""Tests runs in which ranks die or stop, or links are cut. The other ranks get an error, and lose no more than necessary."""
 
 import dataclasses
 import os

@@ -41,7 +41,8 @@ def _finalize(model: Any, how: str) -> None:
 
 
 def _step(model: Any, rank: int, at: int, how: str, times: float = 1.0) -> torch.Tensor:
-    """Two backward passes, of which the second one exchanges gradients: at once ("automatic", "within"), or as they are finalized."""
+    """Runs two backward passes. The second pass exchanges gradients, at once ("automatic", "within") or in
+    ``finalize_backward``."""
     model.zero_grad()
     for microbatch in range(2):
         model.set_requires_gradient_sync(how in ("automatic", "within") and microbatch == 1)
@@ -94,8 +95,8 @@ def test_finalization_raises_on_all_ranks_and_training_goes_on(how: str) -> None
 
 
 def _broken_off(rank: int, how: str, is_interrupted: bool) -> list[bool]:
-    """The user interrupts a finalization, or resets the iteration before it. Returns whether residuals are as before, and
-    whether training continues with the same gradients as without that step."""
+    """The user interrupts a finalization, or resets the iteration before the finalization. Returns whether residuals are as
+    before, and whether training continues with the same gradients as without that step."""
     model, state = _sharded(undo=True)
     model.set_manual_backward_finalization(True)
     for at in range(FAILING):
@@ -111,7 +112,7 @@ def _broken_off(rank: int, how: str, is_interrupted: bool) -> list[bool]:
         model.reset_iter_state()
         raise KeyboardInterrupt
 
-    # The first layer's gradients come last.
+    # The interrupt comes in the first layer, whose gradients are exchanged last.
     if is_interrupted:
         group.post_backward = interrupted
     else:
@@ -150,7 +151,7 @@ def test_a_state_needs_the_module_that_is_finalized() -> None:
 
 
 def _roots(rank: int) -> tuple[int, list[int], str]:
-    """The root is not sharded, so that each of its parts is finalized."""
+    """The whole model is not sharded, so each of its parts is a root with its own finalization."""
     plans: list[int] = []
     model = torch.nn.Sequential(*(torch.nn.Linear(40, 40) for _ in range(2)))
     mesh = init_device_mesh("cpu", (2,))
@@ -179,8 +180,8 @@ def test_several_roots_are_finalized_in_one_step() -> None:
 
 
 def _pipelined(rank: int) -> tuple[list[str], int, bool, bool]:
-    """Two stages over two ranks each. Returns the errors, the number of steps, whether states can be saved, and whether the
-    last gradients are finite."""
+    """Trains a pipeline of two stages on two ranks each. Returns the errors, the number of steps, whether states can be saved,
+    and whether the last gradients are finite."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "shard"))
     at_stage = mesh.get_local_rank("stage")
     torch.manual_seed(at_stage)

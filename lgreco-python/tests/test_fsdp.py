@@ -23,7 +23,7 @@ SCHEMES: list[dict[str, Any]] = [
 
 
 def train(module: torch.nn.Module, rank: int) -> dict[str, torch.Tensor]:
-    """Trains with a learning rate of 1. Returns by how much the parameters have moved, which is the sum of the means."""
+    """Trains with a learning rate of 1. Returns the total change of the parameters, which is the sum of the means."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -98,7 +98,7 @@ POLICIES: dict[str, dict[str, torch.dtype]] = {
 
 
 def _layers(rank: int, replicated: bool, compressed: bool, precision: str) -> torch.Tensor:
-    """Trains several FSDP modules with gradients in bfloat16. With replicas, there are two nodes of two ranks."""
+    """Trains several FSDP modules with gradients in bfloat16. If ``replicated``, the ranks form two nodes of two ranks."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
     policy = MixedPrecisionPolicy(**POLICIES[precision])
@@ -126,7 +126,7 @@ def _layers(rank: int, replicated: bool, compressed: bool, precision: str) -> to
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("precision", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in POLICIES if one != "both")])
 def test_several_modules_in_bfloat16(replicated: bool, precision: str) -> None:
-    """With replicas, the reference is FSDP's own replication on a mesh of two dimensions."""
+    """For ``replicated``, the expected gradients come from FSDP's own replication on a mesh of two dimensions."""
     world = 4 if replicated else 2
     plain, compressed = (on_ranks(world, _layers, replicated, compressed, precision) for compressed in (False, True))
     for expected, found in zip(plain, compressed):
@@ -191,12 +191,12 @@ def test_errors_under_fully_shard() -> None:
 
 
 def _without_first(step: int) -> tuple[str, ...]:
-    """Parameters with a gradient in this step. The first one has none in three steps, one of them the step of a plan."""
+    """Parameters with a gradient in this step. The first parameter has no gradient in three steps, one of which has a plan."""
     return tuple(SHAPES)[1:] if step in (4, 5, 6) else tuple(SHAPES)
 
 
 def _partly(rank: int, replicated: bool) -> bool:
-    """One parameter has a gradient only in some steps. Returns whether the sums are complete."""
+    """One parameter has a gradient only in some steps. Returns whether the means and residuals add up to all gradients."""
     mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear(), mesh=mesh["shard"])
     group = {"replicate_group": mesh.get_group("replicate")} if replicated else {}
@@ -278,8 +278,8 @@ def test_parameters_that_are_trained_later_are_named() -> None:
 
 
 def _scaled(rank: int) -> tuple[list[float], bool]:
-    """Trains with a GradScaler. One gradient of rank 1 is not finite. Returns the scales, and whether that step has moved any
-    parameter."""
+    """Trains with a GradScaler. In one step, a gradient of rank 1 is not finite. Returns the scales, and whether this step has
+    changed any parameter."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
     register(module, **OPTIONS, method="topk", grad_scaler=scaler)
@@ -320,8 +320,8 @@ def test_register_knows_what_a_module_is() -> None:
 
 
 def _divided(rank: int, replicated: bool, factor: float | None, summed: bool, compressed: bool) -> list[torch.Tensor]:
-    """Accumulates gradients over three backward passes, twice, and returns them. With several nodes, only every third pass averages
-    between nodes."""
+    """Twice accumulates gradients over three backward passes. Returns the gradients. With several nodes, only every third pass
+    averages between nodes."""
     mesh = init_device_mesh("cpu", (2, 2) if replicated else (1, 4), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear(), mesh=mesh if replicated and not compressed else mesh["shard"])
     state = None
@@ -359,7 +359,7 @@ def test_factors_and_accumulation_are_those_of_fsdp(replicated: bool, factor: fl
 
 
 def _premultiplied(rank: int, replicated: bool) -> list[torch.Tensor]:
-    """Simulates a backend that divides by the factor itself, which Gloo does not do."""
+    """Simulates a backend that itself divides by the factor of ``set_gradient_divide_factor``, unlike Gloo."""
     mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
     module = fully_shard(Linear(), mesh=mesh["shard"])
     LGreCoShardedState(module, settings={}, **({"replicate_group": mesh.get_group("replicate")} if replicated else {}))
@@ -376,7 +376,7 @@ def test_a_divide_factor_needs_no_communication_that_multiplies(replicated: bool
 
 
 def _made_again(rank: int) -> int:
-    """Number of functions of earlier states that a module still calls."""
+    """Makes several states for a module. Returns how many functions of earlier states the module still calls."""
     module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
     for _ in range(3):
         register(module, **OPTIONS)
@@ -398,7 +398,7 @@ class Checkpointed(torch.nn.Linear):
 
 
 class Blocks(torch.nn.Module):
-    """Two layers. If the second one is used twice, it has gradients after each use."""
+    """Two layers, of which the second has gradients after each of its ``uses``."""
 
     def __init__(self, uses: int) -> None:
         super().__init__()
@@ -414,7 +414,7 @@ class Blocks(torch.nn.Module):
 
 
 def _blocks(rank: int, replicated: bool, kind: str) -> None:
-    """Compares sums of means with those of a model that is not sharded."""
+    """Compares the sums of means with the sums of a model that is not sharded."""
     mesh = init_device_mesh("cpu", (2, 1) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
     uses = 2 if kind == "used twice" else 1
     plain, module = Blocks(uses), Blocks(uses)

@@ -90,7 +90,7 @@ def test_hybrid_sharding_is_refused() -> None:
 
 
 def _other_group(rank: int) -> str:
-    """A module inside the root is sharded over fewer ranks, as experts may be."""
+    """A module inside the root is sharded over fewer ranks, as in mixtures of experts."""
     pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     experts = FSDP(torch.nn.Linear(40, 40), process_group=pairs[rank // 2], device_id=CPU)
     module = FSDP(torch.nn.Sequential(torch.nn.Linear(40, 40), experts), device_id=CPU)
@@ -106,7 +106,7 @@ def test_modules_that_are_sharded_over_other_ranks_are_named() -> None:
 
 
 def _unfrozen(rank: int, original: bool) -> tuple[str, bool]:
-    """Returns the error about a unit that was frozen, and whether a state replaces an earlier one."""
+    """Returns the error about a unit that was frozen, and whether a new state replaces an earlier state."""
     layers = [torch.nn.Linear(40, 40) for _ in range(2)]
     layers[0].requires_grad_(False)
     options: dict[str, Any] = {"device_id": CPU, "use_orig_params": original}

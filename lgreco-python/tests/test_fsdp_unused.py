@@ -16,8 +16,8 @@ STEPS = 8
 
 
 def _without_first(rank: int, zeros: bool) -> tuple[list[str], float, bool]:
-    """``first`` has no gradient in some steps. With ``zeros``, only rank 1 lacks it, and FSDP reduces zeros instead of
-    it. Returns what was logged, the largest difference from the sums, and whether there were residuals."""
+    """``first`` has no gradient in some steps. With ``zeros``, only rank 1 lacks this gradient, and FSDP reduces zeros in its
+    place. Returns the log, the largest difference from the sums, and whether there were residuals."""
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]

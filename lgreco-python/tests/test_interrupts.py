@@ -1,4 +1,4 @@
-"""The user may interrupt a step anywhere. The step is then undone or complete, and no memory is lost or freed too early."""
+"""Tests interrupts by the user anywhere in a step. The step must be undone or complete, and no memory lost or freed too early."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from lgreco.torch import OuterStep, collectives, exchange, lgreco_hook, register
 
 
 class Interrupting:
-    """A controller. The user interrupts one of its methods once, at the call or at the return."""
+    """A controller, of which the user interrupts one method once, at the call or at the return."""
 
     def __init__(self, of: Any, name: str, after: bool) -> None:
         self.of, self.name, self.after = of, name, after
@@ -35,8 +35,8 @@ class Interrupting:
 
 
 def _stopped_by_the_user(rank: int, where: str, after: bool, again: str | None = None) -> tuple[bool, int, bool]:
-    """The user interrupts a step with a plan, and with ``again`` also its undoing. Returns whether residuals are as
-    before, the number of steps, and whether all ranks then get the same means."""
+    """The user interrupts a step with a plan, and with ``again`` also the undoing of this step. Returns whether residuals are
+    as before, the number of steps, and whether all ranks get the same means afterwards."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS, undo=True)
     for at in range(6):
@@ -112,8 +112,8 @@ def test_an_interrupt_after_the_end_of_a_step_leaves_it_taken() -> None:
 
 
 def _stopped_at_the_start_of_a_collective(rank: int, outer: bool) -> tuple[list[str], int, bool, bool]:
-    """An interrupt comes while a collective starts, which then cannot be waited for. Returns the error texts, the
-    number of kept buckets, whether they are open, and whether all ranks get the same means from a saved state."""
+    """An interrupt comes during the start of a collective, which therefore cannot be waited for. Returns the error texts, the
+    number of kept buckets, whether these are open, and whether all ranks get the same means after loading a saved state."""
     model, module = Linear(), wrapped("ddp")
     state: Any = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64) if outer else register(module, **OPTIONS)
 
@@ -155,7 +155,7 @@ def test_a_bucket_whose_collective_nobody_can_wait_for_is_never_freed(outer: boo
 
 
 def _controlled(rank: int) -> list[bool]:
-    """Returns for each collective before a step whether it uses memory outside the controller."""
+    """For each collective of the agreement before a step, returns whether it uses memory outside the controller."""
     module, start, found = wrapped("ddp"), collectives.start, []
     register(module, **OPTIONS)
 
@@ -175,7 +175,7 @@ def test_what_ranks_say_before_a_step_travels_in_memory_that_outlives_an_interru
 
 
 def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
-    """The user interrupts an outer step while it waits for other ranks."""
+    """The user interrupts an outer step during its wait for other ranks."""
     model = Linear()
     outer = OuterStep(model, every=1, method="topk", default=0.1, min_elements=64, undo=True)
     for at in range(3):
@@ -197,7 +197,7 @@ def _outer_stopped(rank: int) -> tuple[bool, bool, int]:
 
 
 class Torn(list[torch.Tensor]):
-    """A list of tensors. The user interrupts after the first one."""
+    """A list of tensors with an interrupt by the user after the first tensor."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield self[0]

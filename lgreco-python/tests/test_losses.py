@@ -1,4 +1,4 @@
-"""Sharded and compiled models learn under compression, over enough steps for residuals to matter."""
+"""Tests that sharded and compiled models learn under compression, over enough steps for residuals to matter."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ STEPS = 150
 
 
 def _losses(rank: int, kind: str) -> dict[str, tuple[float, float, float]]:
-    """Trains a model on another model's outputs. Returns the first and last loss and the ratio of each method; "plain" is without
-    lgreco."""
+    """Trains a model on another model's outputs, with each method, and without lgreco as "plain". Returns the first loss, the
+    last loss and the compression ratio of each."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     found = {}
     for name, options in METHODS.items():

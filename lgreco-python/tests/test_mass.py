@@ -1,4 +1,5 @@
-"""Gradients are sent late, never lost or twice: the sum of the means plus the mean residual is the sum of the gradients."""
+"""Tests that gradients are sent late, but never lost or sent twice. The sum of the means plus the mean residual must equal the
+sum of the gradients."""
 
 from typing import Any
 
@@ -25,7 +26,7 @@ def make(ddp_options: dict[str, Any] | None = None, **options: Any) -> tuple[DDP
 
 
 def step(ddp: DDP, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the means that DDP has computed."""
+    """Runs a backward pass with the given gradients. Returns the means that DDP has computed."""
     ddp.zero_grad()
     ddp(given).backward()
     return {name: p.grad.clone() for name, p in ddp.module.named_parameters() if p.grad is not None}
@@ -37,7 +38,7 @@ def add(to: dict[str, torch.Tensor], means: dict[str, torch.Tensor]) -> None:
 
 
 def total(sums: dict[str, torch.Tensor], state: LGreCoState) -> dict[str, torch.Tensor]:
-    """The sum of all means so far and the mean residual."""
+    """The sum of all means so far plus the mean residual."""
     whole = {}
     for name, shape in SHAPES.items():
         residual = state.residual(name).reshape(shape)
@@ -134,7 +135,7 @@ def test_ranks_may_run_out_of_data() -> None:
 
 
 class Scaler:
-    """A GradScaler whose scale the test decides."""
+    """A GradScaler whose scale the test sets."""
 
     def __init__(self) -> None:
         self.scale = 4.0

@@ -1,5 +1,5 @@
-"""Tests how much memory a run takes beside its gradients. The model is large enough to distinguish this from PyTorch's own
-memory."""
+"""Tests how much memory a run takes besides its gradients. The model is large enough to distinguish this memory from PyTorch's
+own memory."""
 
 import os
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _plain(sharded: bool) -> list[tuple[int, int, int]]:
         (False, {"method": "qsgd"}, 0.5),
         (False, {"method": "topk"}, 1.5),
         (False, {"method": "topk", "residual_dtype": torch.int8}, 0.8),
-        # A unit is a sixteenth of the model.
+        # A unit is one of LAYERS equal layers, a sixteenth of the model.
         (True, {"method": "qsgd"}, 0.4 / LAYERS),
         (True, {"method": "topk"}, 1 + 0.4 / LAYERS),
     ],
@@ -70,10 +70,10 @@ def _plain(sharded: bool) -> list[tuple[int, int, int]]:
 )
 def test_memory_is_little_and_known(sharded: bool, options: dict[str, object], allowed: float) -> None:
     gradients = 4 * LAYERS * WIDTH * WIDTH
-    # Until the plan is made, rank 0 stores gradients for it. The allocator may keep some of that memory afterwards, so rank 1 is
-    # compared.
+    # Rank 1 is compared, because rank 0 stores gradients until the plan is made. The allocator may keep some of that memory
+    # afterwards.
     found = on_ranks(2, _train, sharded, options)[1]
-    # For fully_shard, the peak is not compared: it differs by more than a gradient from run to run.
+    # For fully_shard, the peak is not compared, because it varies by more than the size of the gradients between runs.
     for what, at in [("resident", 0)] if sharded else [("resident", 0), ("peak", 1)]:
         plain = max(rank[at] for rank in _plain(sharded))
         taken = (found[at] - plain) / gradients
@@ -97,7 +97,7 @@ def _plain_on_nodes() -> int:
 @pytest.mark.parametrize(("method", "allowed"), [("qsgd", 0.6), ("topk", 1.1)])
 def test_memory_of_two_levels_is_little_and_known(method: str, allowed: float) -> None:
     gradients = 4 * LAYERS * WIDTH * WIDTH
-    # The ranks of node 0 store the gradients of their shards for the plan.
+    # Rank 3 is compared, because the ranks of node 0 store the gradients of their shards for the plan.
     resident, foretold = on_ranks(4, _train_on_nodes, {"method": method})[3]
     taken = (resident - _plain_on_nodes()) / gradients
     assert taken <= allowed + 0.1, f"{taken:.2f} times the gradients, {allowed:.2f} allowed"
@@ -105,8 +105,8 @@ def test_memory_of_two_levels_is_little_and_known(method: str, allowed: float) -
 
 
 def _kept(rank: int) -> list[tuple[int, int]]:
-    """Returns, after each unit's exchange, the elements of the buffers that exchanges keep, and the bytes that FSDP was given to
-    fill."""
+    """After each unit's exchange, counts the elements in the buffers of all exchanges, and the bytes that FSDP has allocated as
+    inputs."""
     model = fully_shard(nn.Sequential(*(fully_shard(nn.Linear(64, 64), mesh=_mesh()) for _ in range(3))), mesh=_mesh())
     state = register(model, method="qsgd", policy="uniform", start_iter=2, min_elements=64)
     inputs: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ def _kept(rank: int) -> list[tuple[int, int]]:
 
     def exchanged(*arguments: Any) -> None:
         exchange(*arguments)
-        # Each unit has an input, and an output of half its size. FSDP owns the output.
+        # FSDP allocates for each unit an input, and an output of half this size. FSDP keeps the output, so only inputs count.
         filled = sum(tensor.untyped_storage().size() for tensor in inputs[::2])
         found.append((sum(unit.buffer.numel() for unit in state._under_way()), filled))
 

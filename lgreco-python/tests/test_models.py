@@ -48,7 +48,7 @@ def given(rank: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def _odd(rank: int, options: dict[str, Any], ddp_options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Returns by how much the parameters have moved, plus the residuals."""
+    """Returns the total change of the parameters plus the residuals, and the settings."""
     ddp = DDP(Odd(), **ddp_options)
     state = register(ddp, **{**OPTIONS, **options})
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
@@ -79,7 +79,7 @@ def test_nothing_is_lost_of_odd_parameters(options: dict[str, Any], ddp_options:
 
 
 class Stored(torch.nn.Module):
-    """A matrix that is stored transposed, like some libraries' weights. Its columns may be the channels of a convolution."""
+    """A matrix that is stored transposed, as some libraries store weights, or a convolution with channels last."""
 
     def __init__(self, dims: list[int]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def _ignored(rank: int) -> list[list[str]]:
 
 
 def test_layers_are_what_ddp_exchanges() -> None:
-    """DDP calls a parameter of the root module ".own", and a tied parameter by each of its names."""
+    """In DDP's lists, a parameter of the root module is called ".own", and a tied parameter has several names."""
     every = ["own", "0.weight", "0.bias", "1.weight", "1.bias"]
     for part, without, whole, delayed, tied in on_ranks(2, _ignored):
         assert tied == ["own", "0.bias", "1.weight", "1.bias"]
@@ -191,7 +191,7 @@ def _sparse(rank: int) -> tuple[str, str | None, list[torch.Tensor], tuple[float
 def test_sparse_gradients_are_refused_before_training_or_left_to_ddp() -> None:
     for told, layer, (expected, found), (ratio, _, sent) in on_ranks(2, _sparse):
         assert "sparse=True" in told and layer == "0.weight" and torch.equal(expected, found)
-        # DDP sends five rows of the embedding with their indices, and the linear layer.
+        # DDP sends five rows of the embedding with the rows' indices, and the whole linear layer.
         assert ratio == 1.0 and sent == 5 * (32 * 4 + 8) + (32 * 8 + 8) * 4
 
 

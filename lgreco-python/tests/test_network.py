@@ -71,7 +71,7 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
     assert "The loss to be reached is 2.010" in table
     assert f"| {PLAIN} | 2.000 (2.000 to 2.000) | 20 (20 to 20) | 39.8 s | 39.8 s |" in table, table
     assert f"| {ours} | 2.510 (2.410 to 2.610) | 25 (24 to 26) | 12.5 s | 12.5 s |" in table, table
-    # Times follow from the scheme's own seconds per step at each rate.
+    # Training times follow from the scheme's seconds per step at each network rate.
     assert f"| {seconds} | 1.510 (1.010 to 2.010) | 15 to 20 (15 to 20) | 15.0 s | 80.0 s |" in table, table
     assert "| never | 3.000 (3.000 to 3.000) | more than 30 (more than 30 to more than 30) | more than 15.0 s |" in table, table
     with pytest.raises(KeyError):
@@ -79,7 +79,7 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
 
 
 def test_bytes_that_leave_a_node_in_theory() -> None:
-    # Each of eight ranks sends 100 bytes, of which 8 are summed by a ring: 2 * 7 / 8 * 8 of them leave a node.
+    # Each of eight ranks sends 100 bytes. A ring sums 8 of these bytes, for which 2 * 7 / 8 * 8 bytes leave a node.
     assert Nodes(2, 4).in_theory("lgreco EDEN 3, flat", 100, 8) == 7 * 92 + 14
     assert Nodes(2, 4).in_theory("lgreco EDEN 3, two-level", 25, 2) == 4 * 25
     assert Nodes(4, 2).in_theory("lgreco EDEN 3, two-level", 50, 4) == 2 / 4 * 3 * 2 * 50

@@ -35,7 +35,7 @@ def residuals(outer: OuterStep) -> torch.Tensor:
 
 
 def _whole(rank: int, fragments: int, delay: int) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
-    """Trains without momentum and decay. Returns the model's movement plus the mean residual."""
+    """Trains without momentum and decay. Returns the model's total change plus the mean residual."""
     model = Linear()
     with torch.no_grad():
         for p in model.parameters():
@@ -175,7 +175,7 @@ def test_budgets_in_bits_are_for_all_fragments() -> None:
 
 
 class Flat(torch.nn.Module):
-    """A model with the same parameters as a single column."""
+    """A model with the same parameters, but stored as a single column."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class Flat(torch.nn.Module):
 
 
 def _joined(rank: int, forget: bool) -> None:
-    """Compares joined layers with a model that has them as one layer."""
+    """Compares joined layers with a model whose parameters are a single layer."""
     model, whole = Linear(), Flat()
     options: dict[str, Any] = {**TOPK, "every": 2, "widths": [1], "learning_rate": 1.0, "momentum": 0.0, "forget_moved": forget}
     outer, expected = OuterStep(model, joined=True, **options), OuterStep(whole, **options)

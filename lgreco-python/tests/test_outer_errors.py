@@ -15,7 +15,7 @@ from lgreco.torch import ExchangeError, OuterStep, exchange
 
 
 def _both_collectives(rank: int) -> None:
-    """Biases are summed first, and payloads gathered afterwards. Both are done before the outer step is due."""
+    """An exchange first sums biases and then gathers payloads. Both collectives are done before the outer step is due."""
     model = Linear()
     outer = OuterStep(model, every=4, delay=3, min_elements=64, **TOPK)
     started, start = [], exchange.start
@@ -45,7 +45,7 @@ def test_all_collectives_are_on_their_way_meanwhile() -> None:
 
 
 def _cut_on_its_way(rank: int, has_come: bool) -> list[torch.Tensor]:
-    """The network fails when one fragment is sent, while another is under way or already received."""
+    """The network fails when one fragment is sent, while another fragment is under way or already received."""
     model = Linear()
     outer = OuterStep(model, every=4, fragments=2, delay=3, **TOPK)
     train(model, outer, rank, range(9))

@@ -97,7 +97,8 @@ def _saved(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
 
 
 def _changed(rank: int, saved: list[dict[str, Any]], taken: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loads states with the residuals of these ranks. Returns the start, the residuals, and the parameters after a step."""
+    """Loads a saved state with the residuals of the ranks in ``taken``. Returns the parameters before a step, the residuals, and
+    the parameters after the step."""
     model = Linear()
     outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
     outer.load_state_dict(saved[min(rank, len(saved) - 1)], [saved[at] for at in taken[rank]])
@@ -109,7 +110,8 @@ def _changed(rank: int, saved: list[dict[str, Any]], taken: list[list[int]]) -> 
 def test_one_may_leave_and_another_join() -> None:
     saved = on_ranks(3, _saved)
     states, before, _ = zip(*saved)
-    # Rank 2 leaves, and rank 0 or no rank takes over its residuals. Or a fourth rank joins without residuals.
+    # Three cases: rank 2 leaves and rank 0 takes over its residuals, rank 2 leaves and its residuals are lost, or a fourth rank
+    # joins without residuals.
     for taken, kept in (([[0, 2], [1]], 3), ([[0], [1]], 2), ([[0], [1], [2], []], 3)):
         found = on_ranks(len(taken), _changed, list(states), taken)
         starts, after, parameters = zip(*found)
@@ -146,7 +148,8 @@ def test_states_that_do_not_fit_change_nothing() -> None:
 
 
 def _differing(rank: int, how: str) -> tuple[list[str], torch.Tensor]:
-    """Rank 1 loads a state that differs, and the right one after four steps. Returns the errors by step, and the start at the end."""
+    """Rank 1 loads a state that differs from rank 0's, and the right state after four steps. Returns the errors by step, and the
+    parameters after the last outer step."""
     model, told = Linear(), []
     fragments = 2 if how == "turn" else 1
     outer = OuterStep(model, every=4, fragments=fragments, **TOPK)
@@ -188,8 +191,8 @@ def _differing(rank: int, how: str) -> tuple[list[str], torch.Tensor]:
     ("new", None),
 ])
 def test_ranks_compare_the_states_that_they_load(how: str, words: str | None) -> None:
-    """In the next outer step, all ranks raise the same error. After all ranks have loaded the same state, they continue
-    with equal parameters."""
+    """After different loads, all ranks raise the same error in the next outer step. After equal loads, all ranks continue with
+    equal parameters."""
     (first, start), (second, other) = on_ranks(2, _differing, how)
     expected = [] if words is None else [f"{words}: load on all ranks what they saved after the same step"]
     assert first == second == expected
@@ -197,7 +200,7 @@ def test_ranks_compare_the_states_that_they_load(how: str, words: str | None) ->
 
 
 def _other_steps(rank: int) -> list[str]:
-    """Ranks load states of different steps, between the same outer steps. Returns the errors."""
+    """Between the same two outer steps, ranks load states of different steps. Returns the errors."""
     model, told = Linear(), []
     outer = OuterStep(model, every=4, **TOPK)
     train(model, outer, rank, range(9))
@@ -217,7 +220,7 @@ def test_ranks_compare_the_steps_of_the_states_that_they_load() -> None:
 
 
 def _alone(rank: int, delay: int) -> tuple[list[str], torch.Tensor]:
-    """Rank 1 alone loads an older state. Its fragments then have their turns at other steps. Returns the errors by step."""
+    """Only rank 1 loads an older state, so its fragments have their turns at other steps. Returns the errors by step."""
     model, told = Linear(), []
     outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
     train(model, outer, rank, range(10))
@@ -255,7 +258,7 @@ def test_with_a_delay_no_rank_loads_into_an_outer_step_that_has_begun() -> None:
 
 
 def _held(rank: int) -> None:
-    """A load fails in the second fragment. Everything is unchanged, and the error keeps no copies of states alive."""
+    """A load fails in the second fragment. The OuterStep is unchanged, and the error keeps no copies of states alive."""
     model = Linear()
     outer = OuterStep(model, every=2, fragments=2, **TOPK)
     train(model, outer, rank, range(6))
@@ -298,7 +301,7 @@ def test_plans_are_told_of_when_the_outer_step_is_made() -> None:
 
 
 def _saved_when_planned(rank: int, folder: str) -> list[tuple[int, bool]]:
-    """``on_plan`` gets the OuterStep itself, and the states that it saves there can be loaded."""
+    """``on_plan`` gets the OuterStep itself, and may save states that can be loaded later."""
     model, told = Linear(), []
 
     def on_plan(planned: OuterStep) -> None:

@@ -21,7 +21,8 @@ UNCOMPRESSED: dict[str, Any] = {"policy": "uncompressed", "learning_rate": 1.0, 
 
 
 def _given(rank: int, how: str) -> tuple[list[torch.Tensor], str]:
-    """Weights are changed after the OuterStep was made. Returns the ranks' parameters before and after the next outer steps."""
+    """The user changes weights after the OuterStep was made. Returns the ranks' parameters before and after the next outer
+    steps."""
     model, told = Linear(), ""
     outer = OuterStep(model, every=2, **({**TOPK, "momentum": 0.9} if how == "topk" else UNCOMPRESSED))
     generator = torch.Generator().manual_seed(1 if how != "differing" else 1 + rank)
@@ -55,7 +56,7 @@ def test_outer_steps_go_on_from_weights_that_were_loaded(how: str) -> None:
 
 
 def _laid_out(rank: int, how: str) -> list[torch.Tensor]:
-    """Returns the parameter before and after the OuterStep is made, after an outer step and after a restart."""
+    """Returns the values of a parameter before and after the OuterStep is made, after an outer step and after a restart."""
     torch.manual_seed(rank)
     if how == "gaps":
         parameter = torch.nn.Parameter(torch.randn(64, 64)[:, :32])
@@ -143,7 +144,7 @@ def test_a_refused_outer_step_leaves_residuals(how: str) -> None:
 def _unfrozen(rank: int, how: str) -> list[str]:
     model = Linear()
     model.third.requires_grad_(False)
-    # Only the OuterStep keeps a container or a compiled model alive.
+    # The test keeps no reference to the container or the compiled model, so only the OuterStep keeps it alive.
     whole = {"container": lambda: torch.nn.ModuleList([model]), "compiled": lambda: torch.compile(model)}
     outer, told = OuterStep(whole.get(how, lambda: model)(), every=2, **TOPK), []
     for at in range(6):
@@ -173,7 +174,7 @@ def test_parameters_that_are_trained_later_are_told_of() -> None:
 
 
 def _sharded(rank: int, kind: str, rows: int) -> tuple[list[str], bool]:
-    """A model is sharded within pairs of ranks, and averaged between the pairs. Returns the refusals, and whether the mean is
+    """A model is sharded within pairs of ranks, and averaged between the pairs. Returns the errors, and whether the mean is
     right."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model: Any = torch.nn.Sequential(torch.nn.Linear(16, rows), torch.nn.Linear(rows, 16))

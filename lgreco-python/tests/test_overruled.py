@@ -61,7 +61,7 @@ def test_options_of_now_win(sharded: bool, stop: int) -> None:
     for found in on_ranks(2, _continued, sharded, stop):
         for (before, after, expected), settings in zip(CASES, found, strict=True):
             if after.get("method") == "qsgd" and "policy" not in after:
-                # These are a plan's settings, which use that method.
+                # A plan has chosen these settings, all of the method qsgd except for the bias.
                 assert all(setting.startswith("qsgd") for name, setting in settings[0].items() if name != "bias"), (before, after)
             elif not (sharded and after.get("policy") == "uncompressed"):
                 assert {name: settings[0][name] for name in expected} == expected, (before, after)

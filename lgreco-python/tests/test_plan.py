@@ -153,7 +153,7 @@ def test_sizes_may_be_limited() -> None:
 
 
 def safetensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Writes the file format by hand."""
+    """Writes a safetensors file without the library of that name."""
     header, end = {}, 0
     for name, values in tensors.items():
         header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
@@ -168,7 +168,7 @@ def _payload_bytes(rank: int, settings: dict[str, str]) -> int:
     ddp.register_comm_hook(state, lgreco_hook)
     for step in range(3):
         ddp(linear_gradients(rank, step)).backward()
-    # Steps without compression come first.
+    # The bytes of the two uncompressed first steps do not count.
     return sum(layer["bytes_out"] for name, layer in state.metrics().items() if name in settings) - 2 * sum(
         4 * torch.Size(SHAPES[name]).numel() for name in settings
     )
@@ -200,7 +200,7 @@ def test_plans_as_pages(tmp_path: pathlib.Path) -> None:
     assert hostile not in page and "&lt;script&gt;alert(&#39;1&#39;)" in page
     assert "Size and error" in page and "relative error" in page and "128×64" in page
     plan.save(tmp_path / "plan.json")
-    # These plans have only the plan file, without the error table.
+    # Loaded and unpickled plans have only the plan file, without the error table.
     for other in (lgreco.Plan.load(tmp_path / "plan.json"), pickle.loads(pickle.dumps(plan))):
         page = other.html()
         assert hostile not in page and "Size and error" not in page and plan.settings["fc1.weight"].split()[0] in page

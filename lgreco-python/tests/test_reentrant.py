@@ -1,4 +1,4 @@
-"""One backward pass is one step, even if reentrant checkpoints run further passes within it."""
+"""Tests that a backward pass is one step, even if reentrant checkpoints run inner passes within it."""
 
 from typing import Any
 

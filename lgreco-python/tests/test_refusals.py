@@ -151,7 +151,7 @@ def test_a_lazy_module_on_one_rank_is_an_error_on_all() -> None:
 
 
 def _hooked(rank: int) -> list[str]:
-    """DDP has a hook of its own, or will have one after its first forward pass."""
+    """DDP itself has registered a communication hook, or will register one in its first forward pass."""
     later, mixed, now = DDP(Linear()), DDP(Linear()), DDP(Linear())
     for ddp in (later, now):
         _apply_optimizer_in_backward(torch.optim.SGD, ddp.module.parameters(), {"lr": 0.1})
@@ -183,7 +183,7 @@ def test_register_accepts_only_the_group_of_ddp() -> None:
 
 
 def _changed(rank: int) -> list[tuple[str, str | None, int | None]]:
-    """Models are changed after the state was made."""
+    """The user changes models after the state was made."""
 
     def after(model: torch.nn.Module, change: Callable[[torch.nn.Module], Any], given: Any) -> None:
         state = LGreCoState(None, model, **OPTIONS)

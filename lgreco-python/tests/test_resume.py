@@ -91,7 +91,7 @@ def _taken_over(rank: int, door: str, saved: list[dict[str, Any]]) -> torch.Tens
 
 @pytest.mark.parametrize("door", ["FSDP1", "FSDP2"])
 def test_fewer_ranks_take_the_residuals_over(door: str) -> None:
-    """With three ranks the shards of 40 rows are padded, and with two ranks they are not."""
+    """Shards of 40 rows are padded with three ranks, and not padded with two ranks."""
     saved = on_ranks(3, _saved, door)
     assert saved[0][1].any()
     for found in on_ranks(2, _taken_over, door, [state for state, _ in saved]):

@@ -48,7 +48,7 @@ def test_published_counts() -> None:
 
 
 def _counted(rank: int, route: str, method: str) -> tuple[float, float]:
-    """Returns the bytes that leave rank 0's node in a step, in rings, and the bytes of a rank's payloads."""
+    """Returns the bytes that leave rank 0's node in a step, if collectives are rings, and the bytes of a rank's payloads."""
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     ddp = DDP(Linear())
     state = LGreCoState(None, ddp, method=method, default=4, policy="uniform", start_iter=2, min_elements=64, route=route)
@@ -60,10 +60,10 @@ def _counted(rank: int, route: str, method: str) -> tuple[float, float]:
 
     def noting(request: Any, group: dist.ProcessGroup, *memory: Any) -> Any:
         if request.kind == "all_to_all":
-            # Counts the parts for ranks of the other node.
+            # Only parts for ranks of the other node leave the node.
             left[0] += sum(request.lens[of] for of in range(4) if of // 2 != rank // 2)
         elif request.group != "node":
-            # A ring over all ranks crosses the node's border once.
+            # In a ring over all ranks, only one of the node's two ranks sends to the other node.
             share = request.length * (1 - 1 / group.size())
             left[0] += share if request.group == "peers" else share / 2
         return start(request, group, *memory)
@@ -84,7 +84,7 @@ def test_counted_bytes_are_those_by_which_routes_are_chosen(route: str) -> None:
     left, payload = on_ranks(4, _counted, route, "qsgd")[0]
     between = "scatter_reduce" if route == "scatter_reduce" else "all_gather"
     expected = payloads_per_link(Route(route, between), 2, 2) * payload
-    # The bias is summed uncompressed. Status records and headers add a few bytes.
+    # The difference is the bias, which is summed uncompressed, and a few bytes of status records and headers.
     assert 0.85 * expected < left < 1.15 * expected, (left, expected)
 
 

@@ -34,7 +34,8 @@ def test_plans_on_several_threads_are_those_of_one() -> None:
 
 
 def _seconds_of(name: str) -> tuple[int, float]:
-    """The threads of this process whose names begin with ``name``: how many there are, and their seconds of processor time."""
+    """Counts the threads of this process whose names begin with ``name``. Returns their number and their seconds of processor
+    time."""
     count, seconds = 0, 0.0
     for thread in pathlib.Path("/proc/self/task").iterdir():
         try:
@@ -47,8 +48,8 @@ def _seconds_of(name: str) -> tuple[int, float]:
 
 
 def _planned(rank: int) -> tuple[int, float, float]:
-    """Runs a plan. Returns the number of the steps' threads, the seconds that they work meanwhile, and the seconds of
-    all threads."""
+    """Makes a plan. Returns the number of threads for steps, the seconds that these threads work during the plan, and the
+    seconds of all threads."""
     os.environ["RAYON_NUM_THREADS"] = "2"
     options: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "lead": 1}
     ddp = DistributedDataParallel(torch.nn.Linear(1024, 512))

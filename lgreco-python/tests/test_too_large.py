@@ -1,4 +1,4 @@
-"""Tests gradients that are too large together with their residuals, or when they are summed."""
+"""Tests gradients whose sum with the residual, or whose sum over the ranks, is too large for their type."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "policy": "uniform"
 
 
 class Scaler:
-    """A GradScaler that halves its scale after a step whose gradients are not finite on some rank, which it skips."""
+    """A GradScaler that skips a step with gradients that are not finite on some rank, and then halves its scale."""
 
     def __init__(self) -> None:
         self.scale, self.skipped = 4.0, 0
@@ -45,7 +45,7 @@ def _trained(rank: int, kind: str) -> tuple[float, int, list[str]]:
     dtype = torch.float16 if kind == "ddp" else torch.float32
     for at in range(24):
         module.zero_grad()
-        # In some steps, only rank 1's gradients are too large.
+        # From step 12 on, only rank 1's gradients are too large.
         size = 7500.0 if rank == 1 or at < 12 else 100.0
         try:
             module({name: torch.full(shape, size * scaler.scale, dtype=dtype) for name, shape in SHAPES.items()}).backward()
@@ -85,7 +85,7 @@ def _averaged(rank: int, kind: str, options: dict[str, Any]) -> float:
     ids=["qsgd", "topk", "scatter-reduce", "fsdp2"],
 )
 def test_means_are_right_where_sums_leave_f32(kind: str, options: dict[str, Any]) -> None:
-    """Means are right as in plain DDP, which divides before it sums. This includes the first, uncompressed steps."""
+    """Means are right, also in the first, uncompressed steps, as in plain DDP, which divides gradients before it sums them."""
     assert max(on_ranks(4, _averaged, kind, options)) < 0.02
 
 
@@ -115,6 +115,6 @@ def _disabled(rank: int) -> str:
 
 
 def test_a_scaler_that_is_disabled_counts_as_none() -> None:
-    """A disabled scaler skips no step. So gradients that are not finite must be an error."""
+    """Gradients that are not finite must be an error with a disabled scaler, because such a scaler skips no step."""
     first, second = on_ranks(2, _disabled)
     assert "rank 1 failed" in first and "NaN" in second

@@ -1,4 +1,4 @@
-"""Runs the trainers of examples/. Their models learn, in fewer bytes."""
+"""Runs the trainers of examples/. The trainers' models must learn, and compression must save bytes."""
 
 import os
 import pathlib
@@ -16,8 +16,8 @@ RUNS: dict[str, tuple[int, list[str], float, float]] = {
     "hsdp.py": (4, ["--steps", "60"], 0.5, 2.0),
     "outer.py": (2, ["--steps", "150"], 0.3, 10.0),
 }
-"""By script: the number of processes, the arguments, the largest allowed last loss relative to the first one, and the smallest
-allowed ratio."""
+"""For each script: the number of processes, the arguments, the largest allowed ratio of last to first loss, and the smallest
+allowed compression ratio."""
 
 
 def _started_by_torchrun(processes: int, path: str, *arguments: str) -> str:
@@ -30,7 +30,7 @@ def _started_by_torchrun(processes: int, path: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_examples_learn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With LGRECO_FULL, scripts are started as users do, and importing torch takes most of the time."""
+    """Runs each script, with LGRECO_FULL by torchrun, as users do. Most of the time is then the import of torch."""
     processes, arguments, most, least = RUNS[name]
     monkeypatch.chdir(FOLDER)
     run = [processes, f"examples/{name}", *arguments]

@@ -375,7 +375,8 @@ def test_compression_ramps_up() -> None:
 
 
 def _policies(rank: int) -> tuple[list[str], list[dict[str, str]]]:
-    """Returns settings that are decided at steps 2, 4, 6 and 8: those of one layer under Accordion, and of three under LEGACY."""
+    """Returns the settings after the decisions at steps 2, 4, 6 and 8, for one layer under Accordion and three layers under
+    LEGACY."""
     options: dict[str, Any] = {"method": "topk", "default": None, "min_elements": 64, "period": 2}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     ddp, state = make(policy="accordion", accordion=(0.2, 0.02), optimizer=optimizer, **options)
@@ -444,7 +445,7 @@ def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
     until = time.monotonic() + 60
     for at in range(1000):
         parameters = train(ddp, rank, range(at, at + 1))
-        # All ranks continue until all have seen two plans.
+        # Ranks continue until every rank has seen two plans.
         enough = torch.tensor(float(len(steps) >= 2 or time.monotonic() > until))
         dist.all_reduce(enough, dist.ReduceOp.MIN)
         if enough:
@@ -467,7 +468,7 @@ def test_large_models_are_planned_on_a_thread() -> None:
 
 
 def _threads_of_plans(rank: int) -> dict[str, bool]:
-    """Whether a large model's plan is made on a thread before it is due, by kind of trainer."""
+    """For each kind of trainer, whether a thread makes a large model's plan before the plan is due."""
     sharded = torch.nn.Linear(2048, 2048)
     fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
     states = {
@@ -505,7 +506,7 @@ def test_a_plan_may_be_asked_for() -> None:
 
 
 def test_threads_are_had_after_a_fork() -> None:
-    """Child processes do not have the parent's planning threads."""
+    """Child processes can make plans, although they do not have the parent's planning threads."""
     assert lgreco.plan({"second": torch.randn(64, 40)}).proven
     (plans, _), _ = on_ranks(2, _planned, {})
     assert len(plans) == 3
@@ -526,7 +527,8 @@ def test_states_as_pictures(tmp_path: pathlib.Path) -> None:
 
 
 def _order(rank: int) -> list[str]:
-    """Returns the order of events of the collectives in a step of PowerSGD, with buckets that ranks have exchanged before."""
+    """Returns the order in which a step of PowerSGD starts collectives and waits for them. Ranks have exchanged the step's
+    buckets before."""
     ddp, _ = make(method="powersgd", default=1, policy="uniform", min_elements=1)
     train(ddp, rank, range(6))
     events: list[str] = []

@@ -46,7 +46,8 @@ def step(ddp: DDP, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def shard(name: str, per_node: int, local: int) -> slice:
-    """The elements of a local rank's shard. Shards consist of whole rows, and the first ranks may have one row more."""
+    """The elements of a local rank's shard. Shards consist of whole rows, and the shards of the first ranks may have one more
+    row."""
     rows = SHAPES[name][0]
     start, end = (of * (rows // per_node) + min(of, rows % per_node) for of in (local, local + 1))
     each = torch.Size(SHAPES[name]).numel() // rows
@@ -54,7 +55,7 @@ def shard(name: str, per_node: int, local: int) -> slice:
 
 
 def mean_residual(state: LGreCoState, name: str) -> torch.Tensor:
-    """The mean residual over the nodes, or over the ranks if there are no nodes. It is the same on all ranks."""
+    """The mean residual over the nodes, or over the ranks if there are no nodes. All ranks return the same mean."""
     nodes, _, per_node, local = state._place()
     whole = torch.zeros(torch.Size(SHAPES[name]).numel())
     whole[shard(name, per_node, local)] = state.residual(name)
@@ -109,7 +110,7 @@ def test_gradients_may_be_sent_as_bf16_inside_nodes() -> None:
     "nodes, places",
     [
         ([[0, 2], [1, 3]], [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]),
-        # Ranks 3 and 2 are peers. Groups order their ranks by number.
+        # Ranks 3 and 2 are peers, although a process group sorts its ranks.
         ([[0, 3], [1, 2]], [[2, 0, 2, 0], [2, 1, 2, 0], [2, 0, 2, 1], [2, 1, 2, 1]]),
     ],
 )
@@ -157,7 +158,7 @@ def _parts(rank: int, bucket_mb: float) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("bucket_mb", [1e-6, 1.0], ids=["a bucket per layer", "one bucket"])
 def test_shards_may_be_empty(bucket_mb: float) -> None:
-    # Ranks of a node then perform different numbers of collectives between nodes.
+    # With empty shards, ranks of a node perform different numbers of collectives between nodes.
     for found in on_ranks(WORLD, _parts, bucket_mb):
         for at, means in enumerate(found):
             torch.testing.assert_close(means, torch.full(means.shape, 1.0 + 1.5 * at))
@@ -201,7 +202,7 @@ class _Scaler:
 
 
 def _scaled(rank: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], bool]:
-    """A step overflows on rank 2, and is skipped as by a GradScaler."""
+    """A step overflows on rank 2, and an imitated GradScaler skips this step."""
     scaler = _Scaler()
     ddp, state = make(grad_scaler=scaler)
     sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -371,7 +372,7 @@ def test_groups_that_have_no_effect_and_options_that_differ_are_named() -> None:
 
 
 class _Scarce:
-    """A bucket. In one step of rank 1, there is no memory for its last collective."""
+    """A bucket that lacks memory for its last collective while ``is_scarce`` is set, in one step of rank 1."""
 
     is_scarce = False
 
@@ -396,7 +397,7 @@ class _Lending:
 
 
 def _without_memory(rank: int) -> tuple[list[str], bool]:
-    """Returns the errors, and whether residuals are as before the step that has failed first."""
+    """Rank 1 lacks memory for a last collective. Returns the errors, and whether residuals are as before the failed step."""
     ddp, state = make(undo=True)
     told, kept = [], True
     state._controller, steps.Bucket = _Lending(state._controller), _Scarce  # type: ignore[assignment, misc]
@@ -410,7 +411,7 @@ def _without_memory(rank: int) -> tuple[list[str], bool]:
             told.append(f"{at}: {error}")
             kept = all(torch.equal(state.residual(name), was) for name, was in zip(SHAPES, before)) and before[0].any()  # type: ignore[assignment]
             break
-    # The failing rank lives on, and the other rank of its node gets the error nevertheless.
+    # The failing rank stays alive until rank 0 has the error, to show that rank 0 does not get it from the end of rank 1.
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.set("told", "")

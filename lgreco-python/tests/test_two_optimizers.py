@@ -12,8 +12,8 @@ STEPS, SKIPPED = 9, 5
 
 
 def _one_is_skipped(rank: int) -> tuple[list[bool], list[bool], list[bool], torch.Tensor]:
-    """In one step, the gradient of ``first`` is infinite on rank 1. Returns which parameters have moved in that step, which residuals
-    are as before it, which were not 0, and the weights at the end."""
+    """In one step, the gradient of ``first`` is infinite on rank 1. Returns which parameters have changed in this step, which
+    residuals are as before the step, which residuals were not 0, and the weights at the end."""
     model = Linear()
     module = DDP(model, bucket_cap_mb=0.005)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -1,4 +1,4 @@
-"""Tests the user's own hooks around lgreco_hook, which wait for its future in different ways."""
+"""Tests hooks of the user that call lgreco_hook and wait for its future in different ways."""
 
 import threading
 from collections.abc import Callable
@@ -121,8 +121,8 @@ def _order(rank: int, hook: Hook) -> list[str]:
 
 
 def _reused(rank: int, only: int | None) -> tuple[list[str], torch.Tensor]:
-    """A new DDP gets the state of one whose backward pass did not wait. Its hook waits, on all ranks or on ``only`` one. Returns the
-    errors, and the last means."""
+    """A new DDP gets the state of a DDP whose hook did not wait. The new DDP's hook waits, on all ranks or only on rank ``only``.
+    Returns the errors, and the last means."""
     model = Linear()
     first = DDP(model, bucket_cap_mb=0.005)
     state = LGreCoState(None, first, **OPTIONS)
@@ -152,8 +152,8 @@ def test_a_state_may_get_a_hook_that_waits_later(only: int | None) -> None:
 
 
 def _steps_in_its_hook(rank: int) -> tuple[list[str], torch.Tensor]:
-    """The hook applies the means as soon as it has them. A gradient of rank 1 is not finite. Returns the errors, and the
-    parameters after each step."""
+    """The user's hook updates parameters as soon as the means arrive. A gradient of rank 1 is not finite. Returns the errors,
+    and the parameters after each step."""
     ddp, told, trained = DDP(Linear(), bucket_cap_mb=0.005), [], []
 
     def learning(state: LGreCoState, bucket: dist.GradBucket) -> Future:

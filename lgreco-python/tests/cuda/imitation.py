@@ -1,4 +1,4 @@
-"""A GPU for tests. It uses the fake driver of lgreco-cuda (simt/fake_driver.cpp), whose device memory is host memory."""
+"""An imitated GPU for tests, by the fake driver of lgreco-cuda (simt/fake_driver.cpp). Its device memory is host memory."""
 
 import ctypes
 import time
@@ -15,7 +15,8 @@ from lgreco.torch.device_exchange import Residuals
 
 
 class Imitation(Cuda):
-    """Tensors are in host memory. Enqueued work is done only when a call waits for it, so methods wait before they read memory."""
+    """An imitated device with tensors in host memory. The fake driver does enqueued work only when a call waits, so methods wait
+    before they read memory."""
 
     backend = "gloo"
 
@@ -90,7 +91,7 @@ class Imitation(Cuda):
 
 
 def imitated(_: Iterable[torch.Tensor]) -> Imitation:
-    """Returns the imitated device for any tensors."""
+    """Returns an imitated device, whatever the tensors are."""
     return Imitation()
 
 

@@ -1,11 +1,11 @@
 """Tests lgreco.torch on real GPUs, with one process per GPU: torchrun --nproc-per-node N lgreco-python/tests/cuda/on_gpu.py
 
 Trains twice under every scheme: with gradients that stay in the GPU's memory, and with gradients that are copied to the host. The
-means of every step and the residuals must be equal bit for bit. PowerSGD may differ by 1e-4, and sums as bf16 of more than two
-processes by 2^-7, because they are rounded in another order. A gradient that is not finite must be an error on all ranks, or a
-skipped step under a GradScaler. Then compares the means of HSDP shards, with one node per process, and tests plans by seconds,
-whose reasons rank 0 logs. An even number of four processes or more also trains in two levels, as two nodes. With --imitated the
-file runs on an imitated GPU.
+means of every step and the residuals must be equal bit for bit. Two cases are rounded in another order: PowerSGD may differ by
+1e-4, and bf16 sums over more than two processes by 2^-7. A gradient that is not finite must be an error on all ranks, or a
+skipped step under a GradScaler. Then compares the means of HSDP shards, with one node per process. Also tests plans by seconds,
+whose reasons rank 0 logs. An even number of at least four processes also trains in two levels, as two nodes. With --imitated, the
+tests run on an imitated GPU.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_eleme
 
 
 def _planned(options: dict[str, Any]) -> dict[str, Any]:
-    """Options for these tests. ``min_elements`` is left out beside given settings, where it has no effect."""
+    """Options for these tests. Leaves ``min_elements`` out if ``settings`` are given, because it has no effect then."""
     given = PLANNED | options
     return {name: value for name, value in given.items() if name != "min_elements" or "settings" not in given}
 
@@ -52,16 +52,16 @@ NODES: dict[str, dict[str, Any]] = {
     "several methods": {"settings": {"first": "topk 150", "second": "eden 3", "third": "qsgd 4"}, "start_iter": 2},
     "TopK, sums as bf16": {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},
 }
-"""Schemes for two levels. Their bits are those of the host if sums inside a node have two terms, or are made of bf16."""
+"""Schemes for two levels. The GPU's results equal the host's bit for bit if nodes have two ranks or sum gradients as bf16."""
 
 
 def train(options: dict[str, Any], device: torch.device, spoilt: int | None = None, scaled: bool = False) -> tuple[Any, ...]:
-    """Returns the state, the means of each step, the seconds of the fastest late step, and the error of the step after the spoilt
-    one."""
+    """Trains, with a gradient that is not finite in step ``spoilt``. Returns the state, the means of each step, the seconds of
+    the fastest late step, and the error of the step after ``spoilt``."""
     ddp = DDP(Linear().to(device), bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=6, enabled=scaled)
-    # From four processes on, the host's default is another route.
+    # The route is fixed, because on the host the default is another route from four processes on.
     state = LGreCoState(None, ddp, grad_scaler=scaler if scaled else None, **_planned({"route": "all_gather"} | options))
     ddp.register_comm_hook(state, lgreco_hook)
     means, seconds, error = [], [], None

@@ -20,7 +20,7 @@ PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_eleme
 ON_DEVICE: dict[str, Any] = {"_device_of": imitated}
 FIXED: dict[str, Any] = {"start_iter": 2, "reduce_dtype": torch.float32}
 
-# These schemes give the same bits on the device as on the host. PowerSGD is not among them, because its sums have another order.
+# Schemes with the same bits on the device as on the host. PowerSGD is missing, because its sums have another order.
 SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd": PLANNED | {"method": "qsgd"},
     "eden": PLANNED | {"method": "eden"},
@@ -58,7 +58,7 @@ def steps_of(ddp: DDP, rank: int, steps: range) -> list[torch.Tensor]:
 
 
 def stayed(state: LGreCoState) -> bool:
-    """Whether no bucket was exchanged on the host. Otherwise a test would compare the host's exchange with itself."""
+    """Whether all buckets were exchanged on the device, so that a test does not compare the host's exchange with itself."""
     return state._device is not None and bool(state._device._buckets) and not state._device._refused
 
 
@@ -89,13 +89,13 @@ def test_means_and_residuals_are_those_of_the_host(scheme: str) -> None:
         for step, (found, expected) in enumerate(zip(device[0], host[0], strict=True)):
             assert torch.equal(found, expected), step
         assert torch.equal(device[1], host[1])
-        # topk and least-squares eden are biased, so they keep residuals.
+        # Layers under topk and least-squares eden keep residuals, because these methods are biased.
         biased = ("qsgd and topk", "eden and qsgd in bfloat16")
         assert bool(device[1].any()) == (scheme.split()[0] not in ("qsgd", "eden", "without") or scheme in biased)
 
 
 def _switched(rank: int) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Layers change their methods at step 9. One of them then has no error feedback, so its residual is sent once."""
+    """Layers change their methods at step 9. One layer then has no error feedback, so its residual is sent once."""
     runs = []
     for where in ({}, ON_DEVICE):
         ddp, state = wrapped(FIXED | {"settings": {"0.weight": "topk 300", "2.weight": "qsgd 4", "4.weight": "topk 60"}} | where)
@@ -180,7 +180,7 @@ def test_what_goes_wrong_on_one_rank_all_hear_of_a_step_later() -> None:
     advice = "; under a GradScaler, whose overflows these may be, make the state with grad_scaler="
     assert device[0][1][0][3] == host[0][1][0][3] == "rank 1 failed with error code 101: gradients that are not finite" + advice
     assert device[1][1][0][3] == "second: element 125 is infinite or NaN: gradients must be finite" + advice
-    # Step 6 was not begun, and the means of this bucket were zeros in step 5.
+    # Step 6 was not begun, and in step 5 the means of the bucket of ``second`` were zeros.
     mass_is_kept(device, 2, (6,), {5: "second"})
 
 
@@ -286,7 +286,7 @@ def test_options_that_are_not_for_gpus_go_by_the_host(option: dict[str, Any]) ->
 
 
 def _cut(rank: int, moment: str) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
-    """A collective of step 8 fails on both ranks: when the second one is started, or during the wait for the last one."""
+    """A collective of step 8 fails on both ranks: at the start of the second collective, or while the last collective runs."""
     from lgreco.torch import device_exchange
 
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
@@ -343,7 +343,7 @@ def test_a_step_whose_network_fails_is_taken_back(moment: str) -> None:
 
 
 def _untold(rank: int) -> None:
-    """The device fails to compute rank 1's means, when no message is left to report this to rank 0."""
+    """Rank 1's device fails to compute the means, after the last message that could report this failure to rank 0."""
     from lgreco.torch import device
 
     ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)

@@ -32,7 +32,8 @@ def made(options: dict[str, Any], ddp_options: dict[str, Any] | None = None) -> 
 
 
 def used(rank: int, step: int, everywhere_alike: bool) -> dict[str, torch.Tensor]:
-    """In steps 7 and 8 no rank uses one layer, and in step 10 one rank does not use another layer."""
+    """The gradients of the layers that this rank uses. No rank uses ``second`` in steps 7 and 8, and in step 10 one rank does not
+    use another layer."""
     given = gradients(rank, step)
     if step in (7, 8):
         del given["second"]
@@ -45,7 +46,7 @@ Run = tuple[list[torch.Tensor | None], list[torch.Tensor], dict[str, str], bool]
 
 
 def _train(rank: int, options: dict[str, Any], ddp_options: dict[str, Any], look: bool, switches: bool) -> Run:
-    """With ``switches``, the unused layer loses its error feedback while it is unused."""
+    """Trains with unused layers. With ``switches``, the unused layer loses its error feedback while no rank uses it."""
     ddp, state = made(options, ddp_options)
     means, remembered = [], []
     for step in range(STEPS):

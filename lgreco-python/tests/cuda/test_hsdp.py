@@ -27,7 +27,7 @@ Run = tuple[list[torch.Tensor], torch.Tensor, dict[str, str], int, bool]
 
 
 def _train(rank: int, options: dict[str, Any], dtype: torch.dtype, where: dict[str, Any]) -> Run:
-    """Trains on two nodes of two ranks. Returns the gradients after each step, the residuals, and more."""
+    """Trains on two nodes of two ranks. Returns the gradients after each step, the residuals, and further results to compare."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

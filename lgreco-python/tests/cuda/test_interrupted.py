@@ -19,7 +19,7 @@ SETTINGS = [{"first": "topk 100", "second": "topk 90"}, {"first": "topk 101", "s
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt in a function after ``at`` events of one kind."""
+    """A trace function that raises KeyboardInterrupt in a function after ``at`` lines or instructions."""
 
     def __init__(self, function: str, by: str, at: int) -> None:
         self.function, self.by, self.at, self.seen = function, by, at, 0
@@ -50,7 +50,7 @@ def _step(state: LGreCoState, module: torch.nn.Module, step: int, zero: bool = F
 
 
 def _everywhere(rank: int, function: str, by: str) -> tuple[int, list[int]]:
-    """Returns the number of events, and those at which an interrupt lost residuals."""
+    """Interrupts the function at each trace event. Returns the number of events, and the events at which residuals were lost."""
     holds = function == "_keep"
     module = Linear()
     state = LGreCoState(None, module, **FIXED | ON_DEVICE, settings=SETTINGS[0], hold_zeros=holds)

@@ -155,12 +155,12 @@ def _spoilt(rank: int, failing: int, second: str, where: dict[str, Any]) -> Any:
     return told, means, kept(state)
 
 
-# There is no kernel for SIDCo, so the host exchanges shards under it.
+# SIDCo has no kernel, so the host exchanges shards under SIDCo.
 @pytest.mark.parametrize("failing, second", [(3, "topk 90"), (0, "topk 90"), (2, "sidco 0.05")])
 def test_a_gradient_that_is_not_finite_is_told_on_all_ranks(failing: int, second: str) -> None:
     device, host = (on_nodes(_spoilt, failing, second, where) for where in (ON_DEVICE, {}))
     for rank, ((told, means, stays), (on_host, expected, _)) in enumerate(zip(device, host, strict=True)):
-        # The host raises the error in the same step; a GPU in the next one.
+        # On the host, the error is raised in the same step, and on a GPU in the next step.
         assert [(step - 1, text.replace("infinite or NaN", "NaN"), *error) for step, text, *error in told] == on_host
         assert stays == second.startswith("topk")
         assert on_host[0][1].startswith("second: element 2525" if rank == failing else f"rank {failing} failed with error code 101")
@@ -250,7 +250,7 @@ def test_all_ranks_hear_that_one_has_failed(what: str) -> None:
 
 
 def _too_large(rank: int) -> Any:
-    """In step 5 a mean exceeds float16, in a shard of local rank 1. The exchange of the other shards has succeeded then."""
+    """In step 5 a mean exceeds float16, in a shard of local rank 1. The exchange of all other shards has succeeded."""
     ddp = DDP(Linear(torch.float16), bucket_cap_mb=0.005)
     options: dict[str, Any] = {"start_iter": 2, "settings": {"first": "topk 300", "second": "topk 1"}}
     state = LGreCoState(None, ddp, **options, **ON_DEVICE)
@@ -259,7 +259,7 @@ def _too_large(rank: int) -> Any:
     for step in range(8):
         given = {name: value.half() for name, value in gradients(rank, step).items()}
         if step in (4, 5):
-            # Step 4 sends the larger value, and keeps the other one.
+            # Step 4 sends the larger value, and keeps the smaller value in the residual.
             given["second"].zero_()
             given["second"][63, step] = 6e4
             given["second"][63, 6] = 5e4

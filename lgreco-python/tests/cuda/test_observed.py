@@ -77,7 +77,7 @@ def _both(rank: int, options: dict[str, Any], dtype: torch.dtype) -> tuple[Run, 
 
 
 def same_plans(found: Any, expected: Any) -> bool:
-    """Whether plans are the same, except for errors that were summed in another order."""
+    """Whether plans are the same, except for rounding of errors that were summed in another order."""
     return all(
         (one is None) == (other is None)
         and (one is None or {**one, "error": 0, "why": ""} == {**other, "error": 0, "why": ""})
@@ -133,8 +133,8 @@ def test_a_step_that_is_refused_is_no_step_of_zeros(refused: int) -> None:
     if refused == 1:
         assert same_plans(device[1], host[1]) and all(here == 0 for here, _ in device[4])
     else:
-        # The plan uses the first step alone, with errors close to those of both steps. If the other step were averaged
-        # in as zeros, the errors would be a quarter of that.
+        # The plan uses only the first step's gradients, so its errors are close to those of both steps. If the second
+        # step counted as zeros, the errors would be a quarter as large.
         ratios = [one["error"] / other["error"] for one, other in zip(device[1], host[1], strict=True) if one]
         assert ratios and all(0.5 < ratio < 2.5 for ratio in ratios), ratios
 
@@ -146,8 +146,8 @@ def _falls(rank: int, fall: int, lead: int) -> tuple[Run, Run]:
 
 @pytest.mark.parametrize(("fall", "lead"), [(10, 0), (11, 0), (10, 1), (11, 1)])
 def test_a_rate_that_falls_within_a_window_or_at_its_plan_is_heard_of(fall: int, lead: int) -> None:
-    """Plans are due at steps 3, 7 and 11. They use the two previous steps; with a ``lead`` of 1, the two steps before the last
-    one."""
+    """Plans are due at steps 3, 7 and 11. A plan uses the two steps before it, or with a ``lead`` of 1 the two steps before the
+    previous step."""
     for host, device in on_ranks(2, _falls, fall, lead):
         assert device[2] and device[0] == host[0] and same_plans(device[1], host[1]) and not device[3]
 
@@ -181,7 +181,7 @@ class Small(Imitation):
         self.lacking = lacking
 
     def allocate(self, length: int) -> torch.Tensor:
-        # Requests of this size are for windows.
+        # Only windows request memory of these sizes.
         if self.lacking == "window" and length in self.windows:
             raise torch.OutOfMemoryError("no memory for a window")
         return super().allocate(length)
@@ -206,7 +206,7 @@ def _lacking(rank: int, lacking: str, options: dict[str, Any]) -> tuple[Run, Run
 def test_the_host_plans_where_the_gpu_cannot(lacking: str, lead: int) -> None:
     options = PLANS["topk"] | {"lead": lead}
     for rank, (host, device) in enumerate(on_ranks(2, _lacking, lacking, options)):
-        # If a plan fails on the GPU, the host makes it when it is due, from the same gradients.
+        # If a plan fails on the GPU, the host makes the plan when it is due, from the same gradients.
         assert device[2] and device[0] == host[0] and device[1] == host[1]
         told = {"window": "no memory for a window", "plan": "no memory for a plan"}[lacking]
         assert bool(device[3]) == (rank == 0) and all(told in line for line in device[3])

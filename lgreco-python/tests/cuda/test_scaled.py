@@ -21,12 +21,12 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "all, in float16": FIXED | {"settings": SETTINGS},
 }
 SPOILT = {2: (1, "second"), 6: (0, "third"), 8: (1, "bias"), 13: (1, "first")}
-"""By step, the rank and the layer whose gradient is not finite. Some of these steps are in a plan's window, and both ranks
-occur."""
+"""By step, the rank and the layer whose gradient is not finite. Both ranks occur, and some of these steps are in a plan's
+window."""
 
 
 class Scaler(torch.amp.GradScaler):
-    """A GradScaler of torch for gradients of any type. It counts how often its scale is read."""
+    """A GradScaler of torch for gradients of any type, which counts how often its scale is read."""
 
     def __init__(self) -> None:
         super().__init__("cpu", init_scale=8.0, growth_interval=4)
@@ -50,7 +50,7 @@ class Trained:
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.05)
         self.state = LGreCoState(None, self.ddp, grad_scaler=self.scaler, **options)
         if saved is not None:
-            # The scaler is loaded last, so that the state is made with another scale.
+            # The scaler is loaded after the state, to test that the state may have another scale at first.
             self.ddp.module.load_state_dict(saved[0])
             self.state.load_state_dict(saved[2])
             self.scaler.load_state_dict(saved[1])
@@ -96,7 +96,7 @@ class Trained:
         asked = self.scaler.asked
         self.state.follow_scale()
         self.remembered.append(residuals(self.state))
-        # On a device, the plan's error is summed in another order. test_observed.py compares it.
+        # The plan's error is left out, because a device sums it in another order. test_observed.py compares this error.
         plan = {name: value for name, value in (self.state.plan or {}).items() if name != "error"}
         known = (self.moved, self.scales, self.state.settings, plan, self.told)
         return self.means, self.remembered, known, stayed(self.state), asked
@@ -107,8 +107,8 @@ def finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-    """Whether finite values have the same bits, and the others are at the same positions. NaN in float16 is infinite on
-    a device."""
+    """Whether finite values have the same bits, and values that are not finite are at the same positions. A device may have
+    infinity where the host has NaN, in float16."""
     pairs = zip(found, expected, strict=True)
     return all(torch.equal(own.isfinite(), other.isfinite()) and torch.equal(finite(own), finite(other)) for own, other in pairs)
 
@@ -132,14 +132,14 @@ def test_steps_are_skipped_and_taken_back_as_on_the_host(scheme: str, look: bool
         moved, scales, settings, _, told = device[2]
         assert moved == [step not in SPOILT for step in range(STEPS)] and not told
         assert any(after > before for before, after in zip(scales, scales[1:])) and any(setting != "dense" for setting in settings.values())
-        # The scale is read twice: when the state is made, and once more while the scaler has no scale yet.
+        # Two calls read the scale: when the state is made, and once more while the scaler has no scale yet.
         assert look or device[4] == 2
 
 
 def _switched(rank: int, look: bool) -> list[Any]:
-    """A layer loses its error feedback, so step 9 sends its residual; but that step is skipped.
+    """A layer loses its error feedback, so step 9 sends the layer's residual. But the GradScaler skips step 9.
 
-    Reading the residuals before the state follows the scale has no effect on the result.
+    With ``look``, residuals are read before ``follow_scale``, which must not change the result.
     """
     runs = []
     for where in ({}, ON_DEVICE):
@@ -167,7 +167,7 @@ def test_what_went_out_once_is_taken_back_too(look: bool) -> None:
 
 
 def _lowered_again(rank: int, spoilt: bool) -> list[Any]:
-    """Before the next step, the scale falls once more, or rises and falls."""
+    """Before the next step, the scale falls repeatedly, or rises and falls."""
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)
@@ -217,7 +217,7 @@ def test_states_go_on_there_and_on_the_host(first: dict[str, Any], second: dict[
 def _fails(rank: int, where: dict[str, Any], wrong: str) -> Any:
     """In step 5 a mean exceeds float16, or on rank 1 the sum of gradient and residual exceeds float32.
 
-    Step 4 sends the larger one of the layer's two large values, and keeps the other in the residual.
+    Step 4 sends the larger of the layer's two large values, and keeps the smaller value in the residual.
     """
     run = Trained(FIXED | {"settings": SETTINGS | {"second": "topk 1"}} | where, torch.float16 if wrong == "mean" else torch.float32)
     run.steps(rank, range(4), {})
@@ -237,7 +237,7 @@ def _fails(rank: int, where: dict[str, Any], wrong: str) -> Any:
 
 @pytest.mark.parametrize("wrong, on_host, on_device", [("mean", None, [5, 5]), ("sum", None, [81, 5])])
 def test_what_is_worse_is_an_error_on_all_ranks_a_step_later(wrong: str, on_host: list[int] | None, on_device: list[int]) -> None:
-    # On the host, a value that is too large with its residual becomes NaN, which the scaler detects.
+    # On the host, if the sum of gradient and residual is too large, it becomes NaN, which the scaler detects.
     for rank, (device, host) in enumerate(zip(on_ranks(2, _fails, ON_DEVICE, wrong), on_ranks(2, _fails, {}, wrong))):
         assert [told[:2] for told in host[2][-1]] == ([] if on_host is None else [(5, on_host[rank])])
         assert [told[:2] for told in device[2][-1]] == [(6, on_device[rank])]
@@ -272,7 +272,7 @@ def test_residuals_that_cannot_follow_a_scale_are_an_error_on_all() -> None:
 
 
 def _changed_on_the_way(rank: int) -> tuple[Any, Any]:
-    """The scale changes between a forward pass and its backward pass, so the noted scale is out of date."""
+    """The scale changes between a forward pass and its backward pass, so the copy of the scale is out of date."""
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)

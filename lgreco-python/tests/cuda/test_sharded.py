@@ -32,7 +32,7 @@ Run = tuple[list[torch.Tensor], torch.Tensor, dict[str, str], int, bool]
 
 def _parts() -> torch.nn.Sequential:
     torch.manual_seed(0)
-    # With three ranks, the last one has shorter shards, or none.
+    # With three ranks, the last rank has shorter shards or no shards.
     return torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
 
 
@@ -51,7 +51,7 @@ def _steps(model: torch.nn.Module, state: Any, rank: int, local: Any) -> Run:
 
 
 def _fsdp2(rank: int, options: dict[str, Any], dtype: torch.dtype, where: dict[str, Any]) -> Run:
-    """Returns the gradients of this rank's shards after each step, the residuals, and more."""
+    """Returns the gradients of this rank's shards after each step, the residuals, and further results to compare."""
     model = _parts()
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for part in (*model, model):
@@ -105,7 +105,7 @@ def test_buckets_for_which_there_are_no_kernels_go_by_the_host_and_say_so() -> N
 
 
 class _Shards:
-    """A weight with given gradients. Each of two ranks has half of its rows."""
+    """A weight with given gradients, sharded over two ranks by rows."""
 
     def __init__(self, setting: str) -> None:
         self.module = fully_shard(torch.nn.Linear(64, 64, bias=False), mesh=init_device_mesh("cpu", (2,)))
@@ -131,7 +131,7 @@ def _alone(rank: int, setting: str) -> tuple[list[bool], list[str], torch.Tensor
     means = shards.step(3e38, 40)
     sound.append(bool((means == 1).all()))
     assert torch.equal(shards.state.residual("weight"), before)
-    # Rank 1 reports it in the next step, which then fails on both ranks.
+    # Rank 1 reports the overflow in the next step, which then fails on both ranks.
     told = []
     for _ in range(3):
         try:

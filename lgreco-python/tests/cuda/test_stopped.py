@@ -1,5 +1,5 @@
-"""The user may interrupt a step on a GPU anywhere, and also its undoing. Residuals are then as before the step, and training
-continues."""
+"""Tests interrupts by the user during a step on a GPU, and while that step is undone. Residuals must be as before the step, and
+training must continue."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OPTIONS = PLANNED | {"method": "topk", "default": 0.1} | ON_DEVICE
 
 
 def _observe_on(device: Any, state: LGreCoState) -> None:
-    """Windows need the device itself, not the object that replaces it in these tests."""
+    """Passes the real device to windows, because they cannot use the object that replaces the device in these tests."""
     observed = state._device.observed  # type: ignore[union-attr]
     for name in ("observe", "bring_home"):
         call = getattr(observed, name)
@@ -26,8 +26,8 @@ def _observe_on(device: Any, state: LGreCoState) -> None:
 
 
 def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int, bool, bool]:
-    """Returns whether residuals are as before the step, the number of steps, whether all ranks then get the same means,
-    and whether buckets stay on the device."""
+    """The user interrupts step 9. Returns whether residuals are as before the step, the number of steps, whether all ranks get
+    the same means afterwards, and whether buckets stay on the device."""
     ddp, state = wrapped(OPTIONS)
     steps_of(ddp, rank, range(9))
     before = on_device(state, ddp.module)
@@ -38,7 +38,7 @@ def _stopped(rank: int, where: str, after: bool, again: bool) -> tuple[bool, int
     with pytest.raises(KeyboardInterrupt):
         steps_of(ddp, rank, range(9, 10))
     if again:
-        # The interrupt comes before or after the first bucket's residuals are copied to the controller.
+        # The second interrupt comes before or after the first bucket's residuals are copied to the controller.
         state._device._device = Interrupting(device, "take_home", after)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             state.state_dict()
@@ -74,7 +74,7 @@ def _rescaled(rank: int, where: str, after: bool) -> bool:
         state.follow_scale()
     state._device._device, state._controller = device, controller
     state.follow_scale()
-    # The residuals are copied from the device.
+    # ``residuals`` copies the residuals from the device to the host.
     return torch.equal(residuals(state), 2 * before) and stayed(state)
 
 

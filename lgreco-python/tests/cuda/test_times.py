@@ -1,4 +1,4 @@
-"""Tests plans by the seconds of an imitated GPU. Its clock counts launches and bytes, so that every run makes the same
+"""Tests plans by seconds on an imitated GPU. The GPU's clock counts launches and bytes, so that every run makes the same
 decisions."""
 
 import logging
@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 
 class Clocked(Imitation):
-    """Records the steps in which an event is read before its work is known to be done, because that would wait."""
+    """An imitated GPU that records the steps in which the host waits for an event, whose work is not known to be done."""
 
     def __init__(self, launch: float, byte: float) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def mass_is_kept(ddp: DDP, state: LGreCoState, steps: int) -> None:
 
 
 def _train(rank: int, clocks: list[tuple[float, float]], options: dict[str, Any], later: tuple[float, float] | None = None) -> Run:
-    """Trains with these clocks. With ``later``, another clock applies from the first plan on."""
+    """Trains with the clock of this rank in ``clocks``. From the first plan on, the clock is ``later`` if it is given."""
     log, plans = Lines(), []
 
     def planned(state: LGreCoState) -> None:
@@ -153,7 +153,7 @@ def alike(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method, clock", [
-    # QSGD needs fewer launches than the sums of uncompressed layers, so it pays even if launches are slow.
+    # QSGD with slow kernels is left out, because it saves time even then: it launches fewer kernels than uncompressed sums.
     *[pytest.param(method, SLOW_LINK, id=f"{method}, slow link") for method in ("qsgd", "topk", "powersgd", "hybrid")],
     *[pytest.param(method, FAST_LINK, id=f"{method}, slow kernels") for method in ("topk", "powersgd")],
 ])
@@ -161,7 +161,7 @@ def test_layers_are_compressed_where_that_pays(method: str, clock: tuple[float, 
     runs = on_ranks(2, _train, [clock, clock], {"method": method})
     plans = alike(runs)
     assert [plan["step"] for plan in plans] == [4, 8, 12]
-    # Only the rank that plans waits, and only before a plan, for its trials.
+    # Only the rank that plans waits, for its trials before each plan.
     assert set(runs[0].waits) == {4, 8, 12} and not runs[1].waits
     warmed, last = plans[0], plans[-1]
     assert warmed["uncompressed_seconds"] == pytest.approx(warmed["measured_seconds"], rel=0.01)
@@ -182,7 +182,7 @@ def test_layers_are_compressed_where_that_pays(method: str, clock: tuple[float, 
 def test_the_slowest_gpu_decides_for_all() -> None:
     link = 1e-6
     slow = alike(on_ranks(2, _train, [(5e-4, link), (5e-3, link)], {"method": "topk"}))
-    # The slow GPU is known to be slow only after it has compressed.
+    # The planner learns that rank 1's GPU is slow only after this GPU has compressed.
     assert [plan["compressed_layers"] for plan in slow] == [3, 0, 0]
     fast = alike(on_ranks(2, _train, [(5e-4, link), (5e-4, link)], {"method": "topk"}))
     assert [plan["compressed_layers"] for plan in fast] == [3, 3, 3]
@@ -195,13 +195,13 @@ def test_a_link_that_becomes_slow_is_followed() -> None:
 
 
 def test_plans_that_are_made_aside_know_the_last_step() -> None:
-    # A plan that is made on a thread may come later.
+    # All layers must be compressed in every plan, although plans on a thread (``lead``) may come later.
     runs = on_ranks(2, _train, [SLOW_LINK, SLOW_LINK], {"method": "topk", "lead": 2})
     assert all(plan["compressed_layers"] == 3 for plan in alike(runs))
 
 
 def _first_plan(rank: int) -> dict[str, Any] | None:
-    """Only one step is measured. It ends before the thread begins the plan."""
+    """Only one step is measured, which ends before the thread begins the plan."""
     ddp, state, _ = made(SLOW_LINK, {"method": "topk", "start_iter": 2, "lead": 1})
     train(ddp, rank, range(2))
     if state._planning.under_way is not None:
@@ -269,7 +269,7 @@ def test_a_scaler_skips_steps_and_their_times() -> None:
 
 
 def _full(rank: int, step: int) -> tuple[list[Any], list[str], bool]:
-    """The planning rank's GPU has no memory from this step on. The memory for probes was allocated before."""
+    """The planning rank's GPU has no memory from step ``step`` on. The memory for probes was allocated earlier."""
     log, plans, gpu = Lines(), [], Clocked(1e-9, 1e-12)
 
     def allocate(length: int) -> torch.Tensor:

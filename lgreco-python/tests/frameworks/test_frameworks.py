@@ -1,4 +1,5 @@
-"""Starts the trainers of examples/frameworks as their users do, and resumes them. The models continue to learn, in fewer bytes."""
+"""Starts the trainers of examples/frameworks as users do, and resumes them. The models must continue to learn, and compression
+must save bytes."""
 
 import os
 import pathlib
@@ -11,11 +12,11 @@ import pytest
 FOLDER = pathlib.Path(__file__).parents[2] / "examples/frameworks"
 ON_TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RUNS: dict[str, tuple[list[str], int]] = {"on_accelerate.py": (ON_TWO, 128), "on_lightning.py": ([], 128), "on_transformers.py": (ON_TWO, 60)}
-"""By script, the arguments of Python that start it, and the number of steps before it is resumed."""
+"""For each script, the arguments of Python that start the script, and the number of steps before the run is resumed."""
 
 
 def _run(name: str, *arguments: str) -> tuple[list[float], list[int], float]:
-    """Runs a script. Returns its losses, the steps at which processes continue, and the last ratio."""
+    """Runs a script. Returns the losses, the steps at which processes resume, and the last compression ratio."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *RUNS[name][0], name, *arguments]
     done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=300)
