@@ -63,7 +63,7 @@ pub enum Command {
         #[arg(long, value_name = "FILE", value_parser = target())]
         json: Option<Target>,
     },
-    /// Choose one option for each layer of a table file. Its errors may be in any metric.
+    /// Choose one option for each layer of a table file. The table's errors may be in any metric.
     Solve {
         /// A table file of version 1, or `-` for standard input. `lgreco measure --json` writes such files.
         table: PathBuf,
@@ -238,7 +238,7 @@ pub enum BackendArg {
 pub enum BudgetArg {
     /// The error of the default setting.
     Uniform,
-    /// This error, in the metric's unit.
+    /// An error in the metric's unit.
     Absolute(f64),
 }
 

@@ -8,7 +8,7 @@ use lgreco::file::{PlanFile, TableFile};
 use lgreco::plan::check;
 use lgreco_cli::gradients::Gradients;
 
-/// The plan for these arguments. Without a limit, it is the smallest plan within the uniform setting's error.
+/// The plan for these arguments. Without a limit, returns the smallest plan within the uniform setting's error.
 fn plan(args: &[&str]) -> PlanFile {
     let limited = args.iter().any(|arg| ["--size", "--budget", "--paper"].contains(arg));
     let budget: &[&str] = if limited { &[] } else { &["--budget", "uniform"] };

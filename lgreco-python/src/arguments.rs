@@ -31,8 +31,8 @@ pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
 }
 
-/// Returns the methods under which `widths` has an effect, and the methods under which `residual_dtype` has one.
-/// Under the latter, layers keep a residual by default, in a type that the user may choose.
+/// Returns the methods under which `widths` has an effect, and the methods under which `residual_dtype` has an effect.
+/// `residual_dtype` has an effect if layers keep a residual by default, in a type that the user may choose.
 #[pyfunction]
 pub(crate) fn methods_of_options() -> PyResult<[(&'static str, Vec<&'static str>); 2]> {
     let of_choice = Feedback { others: Some(Residual::CLASSIC), ..Feedback::NONE };

@@ -519,7 +519,8 @@ impl Controller {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Returns this rank's state as (name, bytes) per layer. The first entry, without a name, is the state of no layer.
+    /// Returns this rank's state as (name, bytes) per layer. The first entry has no name and no layer: the state of the
+    /// run.
     fn save<'py>(&self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
         let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
         let parts = self.step(py, |levels| {

@@ -5,7 +5,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This process's pool. A forked child process must not use it: the child lacks the threads, and would wait forever.
+/// This process's pool. A forked child process must not use the pool: the child lacks its threads, and would wait
+/// forever.
 static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 
 /// Runs `work` as [`on_cores`] does, without the interpreter's lock.

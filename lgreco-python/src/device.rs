@@ -22,7 +22,7 @@ pub(crate) struct Device {
     cuda: Mutex<CudaBackend>,
 }
 
-/// Layers that are exchanged together in the device's memory. Their settings are fixed when the bucket is made.
+/// Layers that are exchanged together in the device's memory. The settings of a bucket never change.
 #[pyclass(name = "DeviceBucket", module = "lgreco._lgreco")]
 pub(crate) struct Bucket {
     bucket: DeviceBucket,

@@ -1,4 +1,4 @@
-"""Tests of the package in an environment without any other package. Run it in such an environment."""
+"""Tests of the package in an environment without any other package. Run this file in such an environment."""
 
 import array
 import ctypes

@@ -266,7 +266,7 @@ def test_processes_may_be_forked_while_a_state_trains() -> None:
 
 
 def _destroyed(rank: int, folder: str) -> tuple[int, str]:
-    """A state outlives its process group. Another state continues from it in a new group."""
+    """A state outlives its process group. Another state continues from the saved state in a new group."""
     ddp = DDP(Linear())
     state = register(ddp, **OPTIONS)
     for step in range(4):

@@ -411,7 +411,7 @@ def _without_memory(rank: int) -> tuple[list[str], bool]:
             told.append(f"{at}: {error}")
             kept = all(torch.equal(state.residual(name), was) for name, was in zip(SHAPES, before)) and before[0].any()  # type: ignore[assignment]
             break
-    # The failing rank stays alive until rank 0 has the error, to show that rank 0 does not get it from the end of rank 1.
+    # The failing rank stays alive until rank 0 has the error, so the error does not come from the end of rank 1.
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.set("told", "")

@@ -14,8 +14,8 @@ pub struct Output {
     /// Draw the plan as an SVG file: setting of each layer, size before and after compression, error against size.
     #[arg(long, value_name = "FILE.svg", value_parser = plot())]
     pub plot: Option<PathBuf>,
-    /// Write a page for a browser, as one file that loads nothing else. It shows settings over the model's depth, the
-    /// size-error frontier, and a table of layers that can be sorted.
+    /// Write a page for a browser, as one file that loads nothing else. The page shows settings over the model's depth,
+    /// the size-error frontier, and a table of layers that can be sorted.
     #[arg(long, value_name = "FILE.html", value_parser = page())]
     pub html: Option<PathBuf>,
 }

@@ -79,7 +79,7 @@ fn split<'a, 'b>(table: &'a NamedTable, text: &'b str) -> Option<(Vec<(usize, &'
     })
 }
 
-/// Lists labels for a message. If there are more than 12, it lists the first two and the last.
+/// Lists labels for a message. Of more than 12 labels, lists only the first two and the last.
 fn listed(labels: &[String]) -> String {
     match labels {
         [first, second, .., last] if labels.len() > 12 => format!("{first}, {second} to {last}"),

@@ -63,8 +63,8 @@ fn which(frontier: &Frontier) -> String {
     match frontier {
         Frontier { complete: true, .. } => format!("{points}: the whole frontier"),
         Frontier { proven: true, .. } => format!("{points}, their sizes spread by equal factors: there are more"),
-        // The frontier is incomplete although all its points are proven: a plan without a proof was dropped, because a
-        // point beats this plan.
+        // All points are proven, but the frontier may be incomplete: a plan without a proof was dropped, because one of
+        // the points beats this plan.
         _ if open == 0 => format!("{points}, all proven, but not all sizes between them: others may be missing"),
         _ => format!("{points}, of which {open} not proven: others may be missing"),
     }

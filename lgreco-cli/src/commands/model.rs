@@ -139,7 +139,7 @@ impl Model {
 }
 
 impl Pass<'_> {
-    /// Measures the error-table rows of `layers`. `first` is the index in the model of the first of these layers.
+    /// Measures the error-table rows of `layers`. `first` is the first layer's index in the model.
     fn measure(
         &mut self,
         layers: &[Layer<'_>],

@@ -63,8 +63,9 @@ impl Method for Outside {
 
 const UNKNOWN: lgreco::Error = lgreco::Error::UnknownName { what: "method", expected: "one of lgreco's" };
 
-/// Returns the outside methods in a table's settings. Returns `None` if there are none or too many, or if a name is not
-/// allowed. The methods are never freed, because settings refer to them. A command reads only one table.
+/// Returns the methods from outside lgreco in a table's settings. Returns `None` if the table has no such methods or
+/// too many, or if a name is not allowed. The methods are never freed, because settings refer to them. This leak is
+/// small, because a command reads only one table.
 fn methods(json: &[u8]) -> Option<Methods> {
     let table: Value = serde_json::from_slice(json).ok()?;
     let layers = table["layers"].as_array()?.iter();

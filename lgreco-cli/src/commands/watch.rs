@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Reason for ending.
 enum End {
     Failed(Failure),
-    /// The reader of standard output has closed it.
+    /// The reader has closed standard output.
     Closed,
 }
 

@@ -103,9 +103,9 @@ impl Stored {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or if [`parse`](Stored::parse) rejects its bytes. Also returns an
-    /// error if a folder has no safetensors file or several indices, or if a layer is in two files. It is also an error
-    /// if an index is malformed, lists a layer twice, names files outside its folder, or disagrees with a file about
-    /// the file's layers. Each error names the file.
+    /// error if a folder has no safetensors file or several indices, or if a layer is in two files. An index is an
+    /// error if it is malformed, lists a layer twice, or names files outside its folder. It is also an error if an
+    /// index and a file disagree about the file's layers. Each error names the file.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let files = Files::of(path)?;
         let mut stored = Stored { index: None, shards: Vec::new(), tensors: Vec::new() };
@@ -144,8 +144,8 @@ impl Stored {
     ///
     /// # Errors
     /// Returns an error if the bytes are not a safetensors file, or if the file has no tensors or two tensors with the
-    /// same name. It is also an error if a tensor is not F32, F16 or BF16, or has 2^32 or more elements; the error
-    /// names the tensor.
+    /// same name. Also returns an error, which names the tensor, if a tensor is not F32, F16 or BF16, or has 2^32 or
+    /// more elements.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = Bytes::Memory(bytes.into());
         let tensors = header::read(&bytes, 0)?;

@@ -5,7 +5,7 @@ use crate::chart::{
     Anchor, Area, BLUE, Colour, GREEN, GRID, INK, MUTED, ORANGE, RED, Scale, Svg, TEAL, VIOLET, legend, text_width,
 };
 
-/// Colours of the methods, by the method's name, with which a setting's label begins.
+/// Colours of the methods. The label of a setting begins with the method's name.
 const METHODS: [(&str, Colour); 5] =
     [("eden", BLUE), ("qsgd", RED), ("topk", ORANGE), ("powersgd", GREEN), ("dense", VIOLET)];
 /// Name and colour of all methods that [`METHODS`] lacks.

@@ -1,7 +1,7 @@
 """L-GreCo: decides, layer by layer and during training, how strongly to compress gradients, and compresses them.
 
-``lgreco.plan`` plans for existing gradients. ``lgreco.torch`` is for training with PyTorch. It must be imported
-separately, because ``lgreco`` itself does not need torch.
+``lgreco.plan`` plans for existing gradients. ``lgreco.torch`` is for training with PyTorch. ``lgreco.torch`` must be
+imported separately, because ``lgreco`` itself does not need torch.
 """
 
 import os

@@ -38,7 +38,7 @@ def read(name: str, array: Any) -> tuple[list[int], str, int, Any]:
     values."""
     if array.__dlpack_device__()[0] not in _HOSTS:
         raise of_layer(name, "the values are on a device: copy them to the host's memory first")
-    # A consumer takes ownership of the tensor by renaming the capsule. This code does not, so the capsule frees the tensor.
+    # The capsule keeps ownership of the tensor, because this code does not rename the capsule as a consumer would.
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
     dtype = _FORMATS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None

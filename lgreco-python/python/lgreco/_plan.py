@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bits that one worker sends for these layers."""
+        """Bits that one worker sends for the plan's layers."""
         return int(self._file["size"])
 
     @property
@@ -120,9 +120,10 @@ class Plan:
     def html(self) -> str:
         """Returns an HTML page about the plan: one file that loads nothing else.
 
-        The page shows the settings over the model's depth, a table of layers that can be sorted, and the size-error frontier with
-        the uniform setting and the plan. If the plan was loaded or unpickled, frontier and relative errors are missing, because a
-        plan file does not have the error table. Making the page computes up to 100 plans of the frontier.
+        The page shows the settings over the model's depth, and a table of layers that can be sorted. The page also shows the
+        size-error frontier, with the uniform setting and the plan. If the plan was loaded or unpickled, frontier and relative
+        errors are missing, because a plan file does not have the error table. Making the page computes up to 100 plans of the
+        frontier.
 
         >>> pathlib.Path("report.html").write_text(plan(gradients).html())  # doctest: +SKIP
         """

@@ -237,7 +237,7 @@ def _fails(rank: int, where: dict[str, Any], wrong: str) -> Any:
 
 @pytest.mark.parametrize("wrong, on_host, on_device", [("mean", None, [5, 5]), ("sum", None, [81, 5])])
 def test_what_is_worse_is_an_error_on_all_ranks_a_step_later(wrong: str, on_host: list[int] | None, on_device: list[int]) -> None:
-    # On the host, if the sum of gradient and residual is too large, it becomes NaN, which the scaler detects.
+    # On the host, a sum of gradient and residual that is too large becomes NaN, which the scaler detects.
     for rank, (device, host) in enumerate(zip(on_ranks(2, _fails, ON_DEVICE, wrong), on_ranks(2, _fails, {}, wrong))):
         assert [told[:2] for told in host[2][-1]] == ([] if on_host is None else [(5, on_host[rank])])
         assert [told[:2] for told in device[2][-1]] == [(6, on_device[rank])]

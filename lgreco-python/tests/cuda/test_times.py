@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 
 class Clocked(Imitation):
-    """An imitated GPU that records the steps in which the host waits for an event, whose work is not known to be done."""
+    """An imitated GPU that records the steps in which the host would wait, because it reads an event before its work is done."""
 
     def __init__(self, launch: float, byte: float) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def alike(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method, clock", [
-    # QSGD with slow kernels is left out, because it saves time even then: it launches fewer kernels than uncompressed sums.
+    # The case of QSGD with slow kernels is left out: QSGD saves time even then, by fewer launches than uncompressed sums.
     *[pytest.param(method, SLOW_LINK, id=f"{method}, slow link") for method in ("qsgd", "topk", "powersgd", "hybrid")],
     *[pytest.param(method, FAST_LINK, id=f"{method}, slow kernels") for method in ("topk", "powersgd")],
 ])

@@ -19,7 +19,7 @@ class BackwardPass:
     def __init__(self, at_end: Callable[[], None]) -> None:
         self._at_end = at_end
         self._callback: Callable[[], object] = lambda: None
-        """A weak reference to the engine's callback. It returns None after the engine has dropped the callback."""
+        """A weak reference to the callback, which returns None after the engine has dropped the callback."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         """Hooks of the nodes that come after an inner task."""
         self._threads = {threading.main_thread().ident, threading.get_ident()}

@@ -75,7 +75,7 @@ class _ReduceScatter:
         rank, world = group.rank(), group.size()
         self._own = torch.split(values, lens)[rank]
         self._is_pair = world == 2
-        """Whether there are two ranks. If so, this rank receives only the other rank's part, and adds it to its own part in
+        """Whether there are two ranks. In this case, a rank receives only the other rank's part, and adds this part to its own in
         place."""
         rows = 1 if self._is_pair else world
         self._received = torch.empty(rows, lens[rank], dtype=values.dtype, device=values.device)
@@ -124,7 +124,7 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
     if request.kind == "all_gather":
         return gather(sent, group)
     if request.kind == "all_gather_each":
-        # Gloo's all-gather would need padding, because the ranks' parts differ in length. A broadcast per rank needs none.
+        # Each rank broadcasts its part. Gloo's all-gather would need padding, because the parts differ in length.
         return _broadcasts(torch.split(sent, request.lens), group)
     if request.kind == "broadcast":
         return _All([dist.broadcast(sent, group_src=request.root, group=group, async_op=True)])

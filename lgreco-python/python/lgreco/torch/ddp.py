@@ -94,11 +94,11 @@ class LGreCoState(Training):
         The module, wrapped in DDP or not, compiled or not. The module's trainable parameters, of type float32, float16 or
         bfloat16, are the layers.
     method
-        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01), ``"powersgd"``
-        (rank, default 4), or ``"hybrid"``, the default: EDEN, TopK or PowerSGD per layer. Also ``"clt-k"`` and ``"sidco"`` (density,
-        0.01), ``"hard-threshold"`` (magnitude, 0.01), ``"adacomp"`` (elements per bin, 500) and ``"loco"`` (elements per group, 512).
-        With several methods, as in ``"qsgd,topk,sidco"``, plans choose one per layer; the uniform setting is the first
-        method's default.
+        ``"qsgd"`` (bits, default 4), ``"eden"`` (bits, 3; rotated quantisation), ``"topk"`` (density, default 0.01),
+        ``"powersgd"`` (rank, default 4), or ``"hybrid"``, the default: EDEN, TopK or PowerSGD per layer. Further methods are
+        ``"clt-k"`` and ``"sidco"`` (density, 0.01), ``"hard-threshold"`` (magnitude, 0.01), ``"adacomp"`` (elements per bin, 500)
+        and ``"loco"`` (elements per group, 512). With several methods, as in ``"qsgd,topk,sidco"``, plans choose one per layer;
+        the uniform setting is the first method's default.
     default
         The method's parameter in the uniform setting. Plans get their limit from this setting, and search around it.
         Layers of fewer than 1024 elements (``min_elements``) stay uncompressed, and so do vectors of any length, such
@@ -176,10 +176,11 @@ class LGreCoState(Training):
         elements stay uncompressed (1024). Relative errors are measured every ``metrics_every`` steps; 0 means never (10; on a GPU
         0). ``clusters`` is the number of clusters under ``policy="kmeans"`` (6).
 
-        ``accordion`` has the parameter of critical layers and the parameter of all other layers. Two thresholds may follow, by
-        default 0.5 and 1.5. A layer is critical if its gradient norm changes by at least the first threshold, a fraction. All
-        layers are critical if the learning rate falls by a factor above the second threshold. Accordion reads the learning rate
-        of the first parameter group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's parameters.
+        ``accordion`` has the parameter of critical layers and the parameter of all other layers. Two thresholds may follow these
+        parameters, by default 0.5 and 1.5. A layer is critical if its gradient norm changes by at least the first threshold, a
+        fraction. All layers are critical if the learning rate falls by a factor above the second threshold. Accordion reads the
+        learning rate of the first parameter group of ``optimizer``. With ``policy="lgreco"``, budgets come from Accordion's
+        parameters.
 
         ``legacy`` is ``(bounds, levels, steps)``. ``bounds`` are ascending bounds between classes of layer sizes, in elements.
         ``levels`` has a list per phase, with one parameter per class. ``steps`` is the number of training steps, which the phases
@@ -450,7 +451,7 @@ def _stored(parameter: torch.Tensor) -> list[int]:
     if parameter.is_contiguous():
         return list(parameter.shape)
     strides = parameter.stride()
-    # Dims of length 1 may have any stride. They come first, so that the innermost dim is not one of these.
+    # Dims of length 1 come first, because they may have any stride and must not be the innermost dim.
     outermost_first = sorted(range(parameter.ndim), key=lambda dim: (parameter.shape[dim] == 1, -strides[dim]))
     stored = parameter.detach().permute(outermost_first)
     # If a parameter has gaps in memory, DDP makes its gradient contiguous.

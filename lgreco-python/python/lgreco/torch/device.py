@@ -1,12 +1,12 @@
 """The buckets of one process that stay in a GPU's memory. Between steps this module reads failures and moves residuals.
 
-The controller decides as for buckets on the host. It also keeps the residuals of layers that are in no bucket on the GPU. A step
+The controller decides as for buckets on the host, and keeps the residuals of layers that are in no bucket on the GPU. A step
 never waits for the GPU: the step's outcome is copied to the host after the step, and read when the next step begins. Gradients
 for the next plan are also kept and measured on the GPU (``observed.py``). In training over nodes, the layers of this module are
 this rank's shards (``node_buckets.py``).
 
-With a GradScaler, a gradient that is not finite is no error. Its bucket's means become NaN on all ranks, and the scaler detects
-NaN. When the loss scale changes, residuals are moved to the host, undone and rescaled there, and moved back.
+With a GradScaler, a gradient that is not finite is no error. The means of the gradient's bucket become NaN on all ranks, which
+the scaler detects. When the loss scale changes, the host undoes and rescales the residuals, which are copied there and back.
 """
 
 import contextlib

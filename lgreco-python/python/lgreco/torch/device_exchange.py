@@ -120,7 +120,7 @@ class Failing:
         self.fault: tuple[int | None, LgrecoError | None, bool] = (None, None, False)
         """The failure on the GPU: the first rank at fault, the error, and whether only this rank knows of the failure."""
         self.refusal: LgrecoError | None = None
-        """This rank's own error, from before the exchange or during it."""
+        """This rank's own error, which came before or during the exchange."""
 
 
 class ResidentBucket(Failing):
@@ -208,7 +208,7 @@ class DeviceExchange(InDeviceMemory):
         self._buckets = buckets
         self.bucket = bucket
         self.is_zero: list[torch.Tensor] | None = None
-        """For each layer, whether it has no gradient in this step. None if this exchange finds out from its gradients."""
+        """For each layer, whether it has no gradient in this step. None if ``submit`` must examine the gradients."""
 
     def open(self, controller: Controller, layers: list[int]) -> None:
         """Does nothing: the controller need not lend layers, because the residuals are on the GPU."""
@@ -291,7 +291,8 @@ class DeviceExchange(InDeviceMemory):
         return False
 
     def is_done(self) -> bool:
-        """Whether a collective is under way, because ``go_on`` never waits for it and may be called at once."""
+        """Whether a collective is under way. ``go_on`` may be called before this collective ends, because it only enqueues
+        work."""
         return self._work is not None
 
     def give_up(self, error: Exception) -> None:

@@ -109,7 +109,7 @@ class HostExchange:
         self._work: Started | None = None
         self._is_held = False
         """Whether only the last collective of a bucket over nodes is left. This collective is held until all buckets have
-        reached their last collectives, because the number of earlier collectives may differ between ranks of a node."""
+        reached their last one, because the number of earlier collectives may differ between ranks of a node."""
         self._rounds = 0
         """Number of collectives that this rank must still start."""
         self.is_lost = False

@@ -143,8 +143,8 @@ class Fragment(Training):
         else:
             self._loaded.send(unmade)
         if not self._delayed:
-            # Ranks compare the states that they have loaded before they exchange. A rank that has loaded a state waits for an
-            # agreement on the step, which would never end if the other ranks have loaded no state.
+            # Before the exchange, ranks compare the states that they have loaded. Otherwise a rank that alone has loaded a
+            # state would wait forever for an agreement on the step.
             self._expect_alike()
         exchanged = self._exchanged(buffer) if buffer.numel() > 0 else []
         self._begin(list(range(len(self.names))), buffer, exchanged, False, failure=unmade)

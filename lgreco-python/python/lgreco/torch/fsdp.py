@@ -280,7 +280,7 @@ class _ReduceScatter:
         by_rank = torch.split(input_tensor.view(world, -1), lens, dim=1)
         buffer = torch.cat([part.reshape(-1)[:whole] for part, whole in zip(by_rank, wholes)])
         if input_tensor.device.type == "cpu":
-            # FSDP would keep this memory, which came from allocate(). It is freed, because the buffer has the gradients.
+            # The memory from allocate() is freed, because FSDP would keep it although the buffer has the gradients.
             input_tensor.untyped_storage().resize_(0)
         gradients = torch.split(buffer, wholes)
         self._state._exchange(self._unit, buffer, gradients)

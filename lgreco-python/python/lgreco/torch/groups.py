@@ -48,8 +48,8 @@ def part_of(parts: list[list[int]], of: dist.ProcessGroup, backend: str = "gloo"
     A process group sorts its ranks.
     """
     rank, is_world = dist.get_rank(), _is_world(of)
-    # If all processes take part, each process makes every group. PyTorch before 2.15 names groups by the number of groups that a
-    # process has made, which must not differ between processes.
+    # If all processes take part, each process makes every group. The number of groups then stays the same in all processes,
+    # because PyTorch before 2.15 names groups by this number.
     made = [_new(part, of, backend, is_world) for part in parts if is_world or rank in part]
     return next(group for group in made if isinstance(group, dist.ProcessGroup))
 

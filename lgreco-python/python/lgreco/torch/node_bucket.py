@@ -62,8 +62,8 @@ class NodeBucket:
             # differently.
             self._divisor = allocated(1, torch.float32).fill_(ranks * self._share)
             self._told = allocated(3 + ranks, torch.int64)
-        # The second message, which has the gradients' type, reuses the memory of the first message's rows, which are read
-        # before it arrives.
+        # The second message reuses the memory of the first message, whose rows are read before the second message arrives.
+        # The second message has the gradients' type.
         self._means = self._rows.view(buffer.dtype).flatten()[: ranks * width].view(ranks, width)
         self._at_end = slice(width - layers - 1, width - 1)
         self._sent, self._gathered = (self._by_layer(rows, shards) for rows in (self._rows, self._means))
@@ -139,9 +139,9 @@ class NodeBucket:
     def deliver(self, buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
         """After the second message: copies the means of all layers to the buffer.
 
-        Returns a function that waits for the outcome. The outcome says whether a gradient of this rank was not finite, its
-        position in the buffer, and whether a rank of the node had failed before the exchange with the peers. It also says, for
-        each local rank, whether the exchange with that rank's peers failed.
+        Returns a function that waits for these numbers: whether a gradient of this rank was not finite, and its position in the
+        buffer; whether a rank of the node had failed before the exchange with the peers; and for each local rank, whether the
+        exchange with that rank's peers failed.
         """
         torch._foreach_copy_(torch.split(buffer, self._lens), self._gathered)
         self._told[3:].copy_(self._means[:, -1] != 0)

@@ -1,9 +1,9 @@
 """The buckets of one process on its GPU, in training over nodes of several GPUs.
 
 The ranks of a node sum the gradients of a bucket. This rank's shards of the sums form a bucket of ``device.py``, which
-the rank exchanges with its peers, the ranks with the same local rank on other nodes. If a rank of the node or the
-exchange of one group of peers fails, the bucket fails on all ranks. Groups of peers whose exchange has succeeded undo
-the bucket's new residuals when the next step begins.
+the rank exchanges with its peers. Peers are the ranks with the same local rank on other nodes. If a rank of the node or
+the exchange of one group of peers fails, the bucket fails on all ranks. Groups of peers whose exchange has succeeded
+undo the bucket's new residuals when the next step begins.
 """
 
 from typing import NamedTuple

@@ -82,7 +82,7 @@ _DECIDING = (
 def deciding(told: Mapping[str, Any]) -> dict[str, str]:
     """The options that influence the choice of settings, as text."""
     given = ((name, told.get(name)) for name in _DECIDING)
-    # The default of ``budget`` is different under the policy ``paper``, so ``budget`` is always kept there.
+    # ``budget`` has another default under the policy ``paper``, so its value is kept even if it equals the usual default.
     kept = {"budget"} if told.get("policy") == "paper" else set()
     return {name: repr(value) for name, value in given if value is not None and (name in kept or not is_default(name, value))}
 

@@ -357,8 +357,8 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Workers may leave or join between outer steps. Then make a new ``OuterStep`` in the new group. All ranks of the group
         load a state. ``residuals`` are the states whose residuals a rank takes over. A rank that stays gives its own state
-        as ``state`` and in ``residuals``. It can also take over the residuals of a rank that left, by adding that rank's
-        state to ``residuals``; otherwise these residuals are lost. A rank that joins gives any rank's state and no residuals
+        as ``state`` and in ``residuals``. To take over the residuals of a rank that left, a rank adds that rank's state to
+        ``residuals``; otherwise these residuals are lost. A rank that joins gives any rank's state and no residuals
         (``[]``). If ``residuals`` are given, parameters are set to the values from which the next outer step starts.
         Otherwise parameters stay unchanged.
 

@@ -13,7 +13,7 @@ _LOG = logging.getLogger("lgreco")
 _SCATTERED = frozenset({"qsgd", "eden"})
 """Methods whose error grows little when a mean is compressed again."""
 _SCATTERED_FROM = 4
-"""Smallest number of ranks for scatter-reduce. With fewer ranks it saves few bytes, although it compresses twice."""
+"""Smallest number of ranks for scatter-reduce, which compresses twice and saves few bytes with fewer ranks."""
 
 
 class Route(NamedTuple):

@@ -1,11 +1,13 @@
 """The states of a training step, and the transitions between them.
 
-    Between    -- begin -->  Exchanging    the first bucket of a backward pass has come
-    Exchanging -- refuse --> Refused       all ranks have found that the step cannot be taken
-    Exchanging -- end -->    Ended         the last bucket has come, or the end of the pass
-    Refused    -- end -->    Ended
-    Ended      -- told -->   Between       the step's error has been raised
-    Ended      -- begin -->  Exchanging    in the next backward pass, or in the same one
+    | from       | transition | to         | when                                                           |
+    | ---------- | ---------- | ---------- | -------------------------------------------------------------- |
+    | Between    | begin      | Exchanging | The first bucket of a backward pass begins.                    |
+    | Exchanging | refuse     | Refused    | All ranks have found that the step cannot be performed.        |
+    | Exchanging | end        | Ended      | The last bucket or the backward pass has ended.                |
+    | Refused    | end        | Ended      | The last bucket or the backward pass has ended.                |
+    | Ended      | told       | Between    | The step's error has been raised.                              |
+    | Ended      | begin      | Exchanging | The first bucket of the next step begins, maybe in this pass.  |
 
 Undoing a step, or loading a saved state, leads from any state to ``Between``.
 """

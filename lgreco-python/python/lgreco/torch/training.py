@@ -233,7 +233,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return [] if self.plan is None else [self.plan]
 
     def residual(self, name: str) -> torch.Tensor:
-        """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory. Zeros if there is none.
+        """A copy of a layer's residual on this rank: float32, flat, in its gradient's order in memory. The copy is zeros if the
+        layer has no residual.
 
         With ``route="two_level"``, the residual has the elements of this rank's shard.
         """
@@ -292,7 +293,8 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return self._controller.steps
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
-        """Continues from a saved state. All ranks must call it between two steps. Missing layers and lost residuals are logged.
+        """Continues from a saved state. All ranks must call ``load_state_dict`` between two steps. Missing layers and lost
+        residuals are logged.
 
         The options of this object apply. Differences from the saved options are logged. A fixed or uniform policy applies
         this object's options at once, and other policies make a new plan after a full window.
