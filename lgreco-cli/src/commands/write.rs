@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of attempts to create a temporary file while other processes remove it.
 const TRIES: usize = 100;
 
-/// Refuses to write over `inputs`, and to write two results to one file. Each result comes with its flag.
+/// Refuses to write over `inputs`, and to write two results to one file. `results` pairs each file with its flag.
 pub fn distinct<'a>(
     inputs: impl Iterator<Item = &'a Path>,
     results: impl IntoIterator<Item = (&'static str, &'a Path)>,
@@ -78,8 +78,8 @@ fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
     [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
 }
 
-/// Removes temporary files beside the file `place` that killed processes left. Running processes hold locks on their
-/// temporary files.
+/// Removes the temporary files that killed processes left beside the file `place`. Running processes hold locks on
+/// their temporary files.
 fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {
@@ -123,7 +123,7 @@ fn place(path: &Path) -> PathBuf {
     path
 }
 
-/// Whether something other than a regular file has the path `place`.
+/// Whether `place` exists and is not a regular file.
 fn is_special(place: &Path) -> bool {
     fs::metadata(place).is_ok_and(|there| !there.is_file())
 }

@@ -82,7 +82,7 @@ def _nothing() -> None:
 
 
 def queue(callback: Callable[[], None]) -> bool:
-    """Queues a callback for the end of the present graph task, after earlier callbacks. Returns False without a task."""
+    """Queues a callback for the end of the present graph task, after earlier callbacks. Returns False if there is no task."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
     except RuntimeError:

@@ -213,7 +213,7 @@ class Fragment(Training):
         """Updates parameters by SGD with Nesterov's momentum. With a delay, adds this rank's changes since the sending.
 
         The other ranks make their updates at the same time. If this rank's update fails, the next outer step reports this
-        failure to them.
+        failure to all ranks.
         """
         self._torn = f"an interrupt came while an outer step updated the parameters: {WHOLE_AGAIN}"
         name = None

@@ -66,8 +66,8 @@ class _Unit:
         return factor
 
     def note_present(self, indices: Mapping[Any, int], names: Mapping[Any, str]) -> None:
-        """Records in each step which parameters of the unit have a gradient, because FSDP omits parameters without one. Does
-        nothing if this version of FSDP does not report them."""
+        """Records in each step which parameters of the unit have a gradient, because FSDP omits all others. Does nothing if
+        this version of FSDP does not report its parameters."""
 
         def noting(prepare: Callable[..., Any]) -> Callable[..., Any]:
             def noted(fsdp_params: list[Any], gradients: list[torch.Tensor], world: int) -> Any:

@@ -88,7 +88,7 @@ def nodes_of(
 
 
 def _given(ranks: list[int], mates: list[list[int] | None]) -> list[list[int]]:
-    """The nodes according to the node groups that users have made."""
+    """Derives the nodes from the node groups that users have given."""
     nodes: list[list[int]] = []
     for rank, group in zip(ranks, mates):
         if group is None:

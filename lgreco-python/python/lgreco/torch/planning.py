@@ -35,7 +35,7 @@ def default_lead(layers: Sequence[Layer], cuda: Cuda | None, options: Options) -
 
 
 class Planning:
-    """Makes plans on a thread, on the rank that measures gradients. Other ranks have no work.
+    """Makes plans on a thread, on the rank that measures gradients. Other ranks make no plans.
 
     Without this thread, the controller would make each plan during the step in which the plan takes effect.
     """

@@ -46,7 +46,7 @@ class Ended:
 
 @dataclass
 class UnderWay:
-    """A step has begun. If its backward pass ends early, the step must be undone."""
+    """A step has begun. The step must be undone if its backward pass ends early."""
 
     backward: BackwardPass
     failure: LgrecoError | None
