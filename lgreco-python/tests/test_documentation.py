@@ -35,7 +35,8 @@ def _small() -> torch.nn.Sequential:
 
 
 def _run(rank: int, block: str, folder: str) -> dict[str, Any]:
-    """Runs a code block with the names that its page assumes as defined. Returns the names that the block defines."""
+    """Runs a code block with the names that its page assumes as defined. Returns the bytes that its state has sent, and the
+    settings of its plan."""
     ddp = DistributedDataParallel(_small())
     ddp(torch.ones(1, 64)).sum().backward()
     os.chdir(tempfile.mkdtemp(dir=folder))
