@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import tempfile
+import zlib
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ def _run(rank: int, block: str, folder: str) -> dict[str, Any]:
         "LGreCoState": lgreco.torch.LGreCoState,
         "batches": [torch.ones(1, 64)] * 2,
         "ddp": ddp,
+        "folder": f"{folder}/{zlib.crc32(block.encode())}",
         "fully_shard": fully_shard,
         "lgreco": lgreco,
         "logging": logging,

@@ -74,7 +74,7 @@ def _cut_on_its_way(rank: int, has_come: bool) -> list[torch.Tensor]:
     outer.state_dict()
     train(model, outer, rank, range(12, 24))
     outer.finish()
-    return [start for fragment in outer.state_dict()["fragments"] for start in fragment["starts"]]
+    return [start for fragment in outer._part()["fragments"] for start in fragment["starts"]]
 
 
 @pytest.mark.parametrize("has_come", [False, True])
@@ -235,7 +235,7 @@ def _made_in_part(rank: int, delay: int, fragments: int, fault: str) -> tuple[li
     outer.restart()
     train(model, outer, rank, range(20, 32))
     outer.finish()
-    return told, torch.cat([start.flatten() for part in outer.state_dict()["fragments"] for start in part["starts"]])
+    return told, torch.cat([start.flatten() for part in outer._part()["fragments"] for start in part["starts"]])
 
 
 @pytest.mark.parametrize("delay, fragments, fault", [(0, 1, "copy"), (1, 1, "copy"), (1, 1, "shape"), (2, 2, "copy")])

@@ -125,7 +125,7 @@ def _refused(rank: int) -> None:
     model = Linear()
     outer = OuterStep(model, every=2, fragments=2, **TOPK)
     train(model, outer, rank, range(6))
-    good = outer.state_dict()
+    good = outer._part()
     train(model, outer, rank, range(6, 8))
     before, parameters = outer.state_dict(), flat(model)
     first, second = good["fragments"]
@@ -154,7 +154,7 @@ def _differing(rank: int, how: str) -> tuple[list[str], torch.Tensor]:
     fragments = 2 if how == "turn" else 1
     outer = OuterStep(model, every=4, fragments=fragments, **TOPK)
     train(model, outer, rank, range(12))
-    good = copy.deepcopy(outer.state_dict())
+    good = copy.deepcopy(outer._part())
     train(model, outer, rank, range(12, 16))
     (*_, last) = good["fragments"]
     other = {**good, "steps": good["steps"] + 2 if how in ("steps", "turn") else good["steps"]}
@@ -179,7 +179,7 @@ def _differing(rank: int, how: str) -> tuple[list[str], torch.Tensor]:
             told.append(f"{at}: {error}")
     outer.load_state_dict(good)
     train(model, outer, rank, range(24, 28))
-    return told, torch.cat([start.flatten() for part in outer.state_dict()["fragments"] for start in part["starts"]])
+    return told, torch.cat([start.flatten() for part in outer._part()["fragments"] for start in part["starts"]])
 
 
 @pytest.mark.parametrize("how, words", [
@@ -204,7 +204,7 @@ def _other_steps(rank: int) -> list[str]:
     model, told = Linear(), []
     outer = OuterStep(model, every=4, **TOPK)
     train(model, outer, rank, range(9))
-    saved = copy.deepcopy(outer.state_dict())
+    saved = copy.deepcopy(outer._part())
     outer.load_state_dict({**saved, "steps": 9 + rank})
     for at in range(9 + rank, 12):
         try:
@@ -225,7 +225,7 @@ def _alone(rank: int, delay: int) -> tuple[list[str], torch.Tensor]:
     outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
     train(model, outer, rank, range(10))
     outer.finish()
-    good = copy.deepcopy(outer.state_dict())
+    good = copy.deepcopy(outer._part())
     train(model, outer, rank, range(10, 12))
     outer.finish()
     for at in range(12, 20):
@@ -241,7 +241,7 @@ def _alone(rank: int, delay: int) -> tuple[list[str], torch.Tensor]:
     if delay == 0:
         outer.load_state_dict(good)
         train(model, outer, rank, range(24, 28))
-    return told, torch.cat([start.flatten() for part in outer.state_dict()["fragments"] for start in part["starts"]])
+    return told, torch.cat([start.flatten() for part in outer._part()["fragments"] for start in part["starts"]])
 
 
 def test_a_rank_that_loads_alone_is_an_error_on_all_in_the_next_outer_step() -> None:
@@ -262,7 +262,7 @@ def _held(rank: int) -> None:
     model = Linear()
     outer = OuterStep(model, every=2, fragments=2, **TOPK)
     train(model, outer, rank, range(6))
-    first, second = outer.state_dict()["fragments"]
+    first, second = outer._part()["fragments"]
     train(model, outer, rank, range(6, 8))
 
     def alive() -> int:
@@ -287,7 +287,7 @@ def _told_of_plans(rank: int) -> list[int]:
     model, told = Linear(), []
 
     def on_plan(_: Any) -> None:
-        assert torch.equal(flat(model), torch.cat([s.flatten() for s in outer.state_dict()["fragments"][0]["starts"]]))
+        assert torch.equal(flat(model), torch.cat([s.flatten() for s in outer._part()["fragments"][0]["starts"]]))
         told.append(outer.steps)
 
     outer = OuterStep(model, every=2, on_plan=on_plan, **TOPK)

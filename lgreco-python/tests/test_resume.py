@@ -55,7 +55,7 @@ def _resumed(rank: int, door: str, stop: int) -> tuple[torch.Tensor, dict[str, A
         assert loaded.step == stop and not loaded.missing + loaded.extra + loaded.misshaped
         train(module, rank, range(stop, STEPS))
     assert any(state.residual(name).any() for name in state.names)
-    return torch.cat([values.flatten() for values in own(module)]), state.state_dict()
+    return torch.cat([values.flatten() for values in own(module)]), state._part()
 
 
 @pytest.mark.parametrize("door, world", [("FSDP1", 2), ("FSDP2", 2), ("FSDP2", 3), ("HSDP", 4)])

@@ -75,7 +75,7 @@ def _resumed(rank: int, stop: int) -> tuple[torch.Tensor, dict[str, Any]]:
         ddp.module.load_state_dict(saved["model"])
         state.load_state_dict(saved["lgreco"])
         train(ddp, rank, range(stop, 12))
-    return train(ddp, rank, range(0)), state.state_dict()
+    return train(ddp, rank, range(0)), state._part()
 
 
 @pytest.mark.parametrize("stop", [1, 5, 9])
@@ -87,26 +87,29 @@ def test_resuming_continues_bit_for_bit(stop: int) -> None:
         assert all(torch.equal(part, resumed_state["layers"][name]) for name, part in state["layers"].items())
 
 
-def _checkpointed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _checkpointed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ddp, state = make(method="powersgd", default=2)
     train(ddp, rank, range(6))
-    own, parameters = f"rank{rank}", copy.deepcopy(ddp.module.state_dict())
-    checkpoint.save({own: state.state_dict()}, checkpoint_id=folder)
+    parameters = copy.deepcopy(ddp.module.state_dict())
+    checkpoint.save({"lgreco": state}, checkpoint_id=folder)
     expected = train(ddp, rank, range(6, 10))
+    checkpoint.load({"lgreco": state}, checkpoint_id=folder)  # the state's tensors already have the saved sizes
+    ddp.module.load_state_dict(parameters)
+    again = train(ddp, rank, range(6, 10))
     ddp, state = make(method="powersgd", default=2)
     ddp.module.load_state_dict(parameters)
     reader = checkpoint.FileSystemReader(folder)
-    found = {own: empty_state_dict(reader.read_metadata(), own)}
+    found = {"lgreco": empty_state_dict(reader.read_metadata(), "lgreco")}
     checkpoint.load(found, storage_reader=reader)
-    state.load_state_dict(found[own])
-    with pytest.raises(LgrecoError, match="the checkpoint has no rank7.layers"):
-        empty_state_dict(reader.read_metadata(), "rank7", "layers")
-    return expected, train(ddp, rank, range(6, 10))
+    state.load_state_dict(found["lgreco"])
+    with pytest.raises(LgrecoError, match="the checkpoint has no lgreco.rank7"):
+        empty_state_dict(reader.read_metadata(), "lgreco", "rank7")
+    return expected, again, train(ddp, rank, range(6, 10))
 
 
 def test_distributed_checkpoints(tmp_path: pathlib.Path) -> None:
-    for expected, found in on_ranks(2, _checkpointed, str(tmp_path)):
-        assert torch.equal(expected, found)
+    for expected, again, found in on_ranks(2, _checkpointed, str(tmp_path)):
+        assert torch.equal(expected, again) and torch.equal(expected, found)
 
 
 def _saved(rank: int) -> dict[str, Any]:
@@ -117,7 +120,10 @@ def _saved(rank: int) -> dict[str, Any]:
 
 def _with_fewer(rank: int, saved: list[dict[str, Any]]) -> torch.Tensor:
     _, state = make()
-    state.load_state_dict(saved[rank], [saved[rank], saved[-1]] if rank == 0 else None)
+    merged = {key: part for one in saved for key, part in one.items()}
+    with pytest.raises(LgrecoError, match=r"parts of ranks \[0, 1, 2.*residuals="):
+        state.load_state_dict(merged)
+    state.load_state_dict(merged, [saved[rank], saved[-1]] if rank == 0 else [saved[rank]])
     return _mean_of(state)
 
 

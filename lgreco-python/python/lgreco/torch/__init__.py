@@ -10,12 +10,13 @@ Start processes and connect them as usual in PyTorch, with ``torchrun`` and ``in
 {'weight': 'dense', 'bias': 'dense'}
 """
 
-from lgreco.torch.checkpoint import Loaded, empty_state_dict
+from lgreco.torch.checkpoint import Loaded
 from lgreco.torch.collectives import ExchangeError
 from lgreco.torch.ddp import LGreCoState, lgreco_hook
 from lgreco.torch.fsdp import LGreCoShardedState
 from lgreco.torch.fsdp1 import LGreCoFSDP1State
 from lgreco.torch.outer import OuterStep
+from lgreco.torch.rank_parts import empty_state_dict
 from lgreco.torch.register import register
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Saving states: as a folder with one file per rank, or in PyTorch's distributed checkpoints."""
+"""Saving states as a folder with one file per rank."""
 
 import contextlib
 import ctypes
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.rank_parts import parts_of
 
 Told = TypeVar("Told")
 """The result of loading."""
@@ -52,11 +52,24 @@ class Checkpointed(Generic[Told]):
         """The next step."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
+    def _part(self) -> dict[str, Any]:
+        """This rank's part of the state."""
         raise NotImplementedError
 
-    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Told:
+    def _load_part(self, part: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Told:
+        """Continues from a rank's part, with the residuals of the parts ``residuals``; by default those of ``part``."""
         raise NotImplementedError
+
+    def _load_parts(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None) -> Told:
+        """Continues from a ``state_dict()``, which may have the parts of several ranks."""
+        parts = parts_of(state)
+        if residuals is not None:
+            residuals = [part for other in residuals for part in parts_of(other).values()]
+        own = parts.get(dist.get_rank(), next(iter(parts.values())))
+        if residuals is None and len(parts) > 1 and own.get("ranks") != self._ranks():
+            whose = f"this is rank {dist.get_rank()} of the group {self._ranks()}, and the state has parts of ranks {list(parts)}"
+            raise LgrecoError(f"{whose}: pass the parts whose residuals this rank takes over as residuals=, [] for none")
+        return self._load_part(own, residuals)
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
         """Whether this rank can continue from ``state`` alone, which was saved under this rank's number."""
@@ -81,7 +94,7 @@ class Checkpointed(Generic[Told]):
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = _path(folder, dist.get_rank())
-        saved = {"ranks": self._ranks(), "step": self._step(), "state": self.state_dict()}
+        saved = {"ranks": self._ranks(), "step": self._step(), "state": self._part()}
         _expect_same_model(path, _layers_of(saved))
         _write(saved, path)
 
@@ -104,13 +117,13 @@ class Checkpointed(Generic[Told]):
         own = files.get(dist.get_rank())
         if tuple(ranks) in whole and own is not None:
             if self._is_own(own["state"]):
-                return self.load_state_dict(own["state"])
+                return self._load_part(own["state"])
             whole = [tuple(ranks)]
         if len(whole) != 1:
             saved = ", ".join(_saved(files, *part) for part in sorted(together)) or "none"
             raise LgrecoError(f"{folder}: the folder has no complete set of states of ranks {ranks}, nor exactly one of other ranks; states in it: {saved}")
         states = [files[rank]["state"] for rank in whole[0]]
-        return self.load_state_dict(self._alike(states), self._taken(states))
+        return self._load_part(self._alike(states), self._taken(states))
 
 
 def _path(folder: pathlib.Path, rank: int) -> pathlib.Path:
@@ -211,54 +224,6 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(file, dict) or file.keys() != {"ranks", "step", "state"}:
         raise LgrecoError(f"{path}: save() has not written this file: load another saved state")
     return file
-
-
-def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
-    """An empty state with the tensor sizes of the state that a distributed checkpoint has under ``path``.
-
-    ``torch.distributed.checkpoint.load`` reads into tensors of the saved sizes. The tensors of a state grow in training, so a
-    new state's ``state_dict()`` has tensors of other sizes. ``metadata`` comes from the checkpoint's storage reader.
-
-    Raises LgrecoError if the checkpoint has nothing under ``path``.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from torch.distributed import checkpoint
-    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    >>> state = LGreCoState(None, model, method="topk")
-    >>> folder = [TemporaryDirectory().name]
-    >>> dist.broadcast_object_list(folder)
-    >>> rank = f"rank{dist.get_rank()}"  # every rank has a separate state
-    >>> _ = checkpoint.save({rank: state.state_dict()}, checkpoint_id=folder[0])
-    >>> reader = checkpoint.FileSystemReader(folder[0])
-    >>> saved = {rank: empty_state_dict(reader.read_metadata(), rank)}
-    >>> checkpoint.load(saved, storage_reader=reader)
-    >>> state.load_state_dict(saved[rank]).missing
-    []
-    """
-    empty: dict[Any, Any] = {}
-    for key, stored in metadata.state_dict_metadata.items():
-        own = (metadata.planner_data or {}).get(key, (key,))
-        if own[: len(path)] != path:
-            continue
-        *outer, name = own[len(path) :]
-        place = empty
-        for part in outer:
-            place = place.setdefault(part, {})
-        # Loading replaces the None of values that are not tensors.
-        place[name] = None
-        if isinstance(stored, TensorStorageMetadata):
-            place[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="cpu")
-    if not empty:
-        raise LgrecoError(f"the checkpoint has no {'.'.join(path)}")
-    return _with_lists(empty)  # type: ignore[no-any-return]
-
-
-def _with_lists(part: Any) -> Any:
-    """Replaces dictionaries with numbers as keys by lists."""
-    if not isinstance(part, dict):
-        return part
-    whole = {key: _with_lists(value) for key, value in part.items()}
-    return [whole[number] for number in range(len(whole))] if 0 in whole else whole
 
 
 def to_tensor(part: bytes) -> torch.Tensor:

@@ -274,7 +274,7 @@ class Fragment(Training):
         parts = self._parts(self.residual(self.names[0]))
         return parts[self.layers.index(layer)]
 
-    def state_dict(self, *, window: bool = True) -> dict[str, Any]:
+    def _part(self, *, window: bool = True) -> dict[str, Any]:
         self._expect_whole()
         return self.as_it_is(window=window)
 
@@ -283,16 +283,16 @@ class Fragment(Training):
         if self.has_sent:
             raise LgrecoError("an outer step is under way: call finish() before you save or load states")
         outer = {"starts": self._starts, "velocities": self._velocities}
-        return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
+        return {**super()._part(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
+    def _load_part(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
         if not isinstance(state, Mapping) or not {"starts", "velocities"} <= state.keys():
             raise LgrecoError("a fragment of the state has no 'starts' and 'velocities': load a state that OuterStep.state_dict() has returned")
         places = self._starts + self._velocities
         saved = [*state["starts"], *state["velocities"]]
         if [values.shape for values in saved] != [place.shape for place in places]:
             raise ValueError("the state's fragments have other layers")
-        loaded = super().load_state_dict(state, residuals)
+        loaded = super()._load_part(state, residuals)
         for place, values in zip(places, saved):
             place.copy_(values)
         return loaded

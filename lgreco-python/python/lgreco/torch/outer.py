@@ -18,6 +18,7 @@ from lgreco.torch.options import Options
 from lgreco.torch.outer_options import (
     averaged, divided, idle_or_wrong, options_of, shared, unknown_or_scaled, wrong_numbers, wrong_settings, wrong_steps,
 )  # fmt: skip
+from lgreco.torch.rank_parts import with_key
 from lgreco.torch.reports import Reports
 
 if TYPE_CHECKING:
@@ -337,13 +338,16 @@ class OuterStep(Reports, Checkpointed[None]):
         raise LgrecoError(f"no layer is called {name!r}: metrics() has the names")
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, which ``weights_only=True`` can load. Every rank saves its own state, together with its model and
-        inner optimizer.
+        """This rank's state, under a key with the rank. ``weights_only=True`` can load it. Every rank saves its own state,
+        together with its model and inner optimizer.
 
         Raises LgrecoError while outer steps are under way: call ``finish`` before.
         """
-        fragments = [fragment.state_dict() for fragment in self._fragments]
-        return {"steps": self.steps, "fragments": fragments, "parameters": checksum(self._own())}
+        return with_key(self._part())
+
+    def _part(self) -> dict[str, Any]:
+        fragments = [fragment._part() for fragment in self._fragments]
+        return {"steps": self.steps, "fragments": fragments, "parameters": checksum(self._own()), "ranks": self._ranks()}
 
     def _ranks(self) -> list[int]:
         return self._fragments[0]._ranks()
@@ -366,6 +370,9 @@ class OuterStep(Reports, Checkpointed[None]):
         state of another rank if ``residuals`` are not given. Also raises LgrecoError if the model was loaded before this
         object was made, and with a ``delay`` after the first step. After an error, everything is unchanged.
         """
+        self._load_parts(state, residuals)
+
+    def _load_part(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
         if self.delay > 0 and self._has_begun:
             raise LgrecoError(
                 "this OuterStep has taken steps, and with a delay the other ranks would not find in time that this one has loaded a "
@@ -392,7 +399,7 @@ class OuterStep(Reports, Checkpointed[None]):
                 # An error leaves the fragment unchanged, but an interrupt may come in the middle of the load.
                 changed = index + 1
                 try:
-                    fragment.load_state_dict(state["fragments"][index], of_others)
+                    fragment._load_part(state["fragments"][index], of_others)
                 except Exception:
                     changed = index
                     raise
@@ -413,4 +420,4 @@ class OuterStep(Reports, Checkpointed[None]):
         """Restores the fragments' states from before a failed load. Skips fragments that an earlier interrupt made unusable."""
         for fragment, kept in zip(self._fragments, before):
             if kept is not None:
-                fragment.load_state_dict(kept)
+                fragment._load_part(kept)

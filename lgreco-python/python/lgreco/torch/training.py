@@ -23,6 +23,7 @@ from lgreco.torch.node_buckets import NodeBuckets
 from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Options, Scaler, deciding, enabled, expect, in_order, name_of
 from lgreco.torch.planning import default_lead
+from lgreco.torch.rank_parts import with_key
 from lgreco.torch.reports import Reports
 from lgreco.torch.scale import Scale
 from lgreco.torch.step import Steps
@@ -246,11 +247,14 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
-        """This rank's state by layer name. Every rank saves its own state. Bytes are uint8 tensors, so that
-        ``weights_only=True`` can load them.
+        """This rank's state by layer name, under a key with the rank. Every rank saves its own state. Bytes are uint8
+        tensors, so that ``weights_only=True`` can load them.
 
         With ``window=False``, rank 0 leaves out the gradients for the next plan, which are as large as the model.
         """
+        return with_key(self._part(window=window))
+
+    def _part(self, *, window: bool = True) -> dict[str, Any]:
         self._take_back_left_over()
         self._bring_home()
         if window and self._device is not None:
@@ -260,6 +264,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         run = next(to_tensor(part) for name, part in parts if name is None)
         rank, options = self._group.rank(), dict(self._decides)
         saved = {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._controller.scale, "rank": rank, "options": options}
+        saved["ranks"] = self._ranks()
         return saved if self._nodes is None else {**saved, "place": self._nodes.place}
 
     def _place(self) -> list[int]:
@@ -308,9 +313,15 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         node takes over. Former nodes may have had another number of ranks. Ranks of a run without nodes are treated as
         nodes of one rank. Each rank finds its shards in these states.
 
-        Raises LgrecoError when a state is damaged or of another kind, and while a backward pass exchanges buckets.
-        Everything is then unchanged.
+        ``state`` may have the parts of all ranks, as in a distributed checkpoint. This rank then continues from its own part.
+
+        Raises LgrecoError when a state is damaged or of another kind, and while a backward pass exchanges buckets. Also raises
+        LgrecoError for the parts of other ranks than those of this run, unless ``residuals`` are given. Everything is then
+        unchanged.
         """
+        return self._load_parts(state, residuals)
+
+    def _load_part(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
         try:
             self._take_back_left_over()
         except LgrecoError:
