@@ -236,7 +236,7 @@ pub enum Error {
     },
     /// Layers of one group differ in their number of options. Without labels, options are matched by index.
     #[error(
-        "layer {layer} has {options} options, but layer {first} of its group has {expected}: they must have as many"
+        "layer {layer} has {options} options, but layer {first} of its group has {expected}: they must have equally many"
     )]
     UnequalOptions {
         /// Index of the layer.
@@ -250,7 +250,7 @@ pub enum Error {
     },
     /// The plan chooses an option that the table's groups or fixed options forbid.
     #[error(
-        "layer {layer}: the table's groups and fixed options rule option {option} out; they allow option {allowed}, for one"
+        "layer {layer}: the table's groups and fixed options rule option {option} out; for example, option {allowed} is allowed"
     )]
     RuledOut {
         /// Index of the layer.

@@ -81,13 +81,12 @@
 #define LGRECO_VERSION_PATCH 0
 #define LGRECO_VERSION "0.1.0"
 
-// Revision of these headers. It changes whenever a declaration changes, and the INIT macros write it into their structs. A
-// program that was compiled with headers of another revision fails at its first call that takes a struct, with
-// LGRECO_STRUCT_SIZE.
+// Revision of these headers. The revision changes whenever a declaration changes, and the INIT macros write the
+// revision into their structs. In a program that was compiled with headers of another revision, the first call that
+// takes a struct fails with LGRECO_STRUCT_SIZE.
 #define LGRECO_HEADER_REVISION 6
 
-// The value of struct_size: the size of the struct in bytes in the lower 16 bits, and the revision of the headers above
-// them.
+// The value of struct_size. The lower 16 bits are the struct's size in bytes, and the bits above are the headers' revision.
 #define LGRECO_SIZE_OF(type) ((size_t)LGRECO_HEADER_REVISION << 16 | sizeof(type))
 
 // A 32-bit type with named values.
@@ -98,18 +97,18 @@ extern "C" {
 #define LGRECO_ENUM(name) typedef uint32_t name; enum
 #endif
 
-// Returns the version of the library in use, such as "0.1.0". LGRECO_VERSION is the version of the headers. The text is
-// static.
+// Returns the version of the library in use, such as "0.1.0". LGRECO_VERSION has the version of the headers. The text
+// is static.
 const char *lgreco_version(void);
 
-// Returns the text of this thread's last failed call; an empty text before the first failure.
+// Returns the text of this thread's last failed call. Before the first failure, the text is empty.
 //
-// An example is "layer `fc1`: element 77 is NaN". The text names the layer, option, argument or file, what was found and
-// what is expected. It is UTF-8 and meant for people; only status codes are stable. The text is valid until this thread's
-// next call that fails. Calls that succeed leave it unchanged.
+// An example is "layer `fc1`: element 77 is NaN". The text names the layer, option, argument or file, and says what
+// was found and what is expected. The text is UTF-8 and meant for people. Only status codes are stable. The text is
+// valid until this thread's next call that fails. Calls that succeed leave the text unchanged.
 const char *lgreco_message(void);
 
-// The result of a call: LGRECO_OK, or why it failed. Codes are permanent.
+// The result of a call: LGRECO_OK, or the reason of the failure. Codes are permanent.
 LGRECO_ENUM(lgreco_status) {
     LGRECO_OK = 0,  // The call succeeded.
     LGRECO_LENGTH = 1,  // An array or buffer does not have the length that the call needs.
@@ -122,7 +121,7 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_ELEMENT_OVERFLOW = 8,  // An element is too large for the format in which it is sent.
     LGRECO_DEVICE = 9,  // A device failed, or does not support the operation.
     LGRECO_SETTING_WORD = 10,  // A word of a setting is unknown at its position.
-    LGRECO_SETTING_SYNTAX = 11,  // The text is not a setting, although all words before the error are known.
+    LGRECO_SETTING_SYNTAX = 11,  // A setting has a wrong word or number, or ends too early.
     LGRECO_EMPTY_TABLE = 20,  // A table has no layers.
     LGRECO_EMPTY_LAYER = 21,  // A layer has no options.
     LGRECO_OPTION_ERROR = 22,  // An option's error is NaN, infinite or negative.
@@ -139,15 +138,15 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_UNEQUAL_OPTIONS = 33,  // The layers of a group are matched by option index, but have different numbers of options.
     LGRECO_RULED_OUT = 34,  // A plan chooses an option that the table's groups or fixed options exclude.
     LGRECO_PAYLOAD_HEADER = 40,  // The bytes are not a payload of this version.
-    LGRECO_PAYLOAD_BODY = 41,  // The body of a payload contradicts its header.
+    LGRECO_PAYLOAD_BODY = 41,  // The body of a payload contradicts the payload's header.
     LGRECO_PAYLOAD_FIELD = 42,  // A header field of a payload has a value that this version does not define.
     LGRECO_UNKNOWN_METHOD = 43,  // Neither the library nor the program knows the method.
     LGRECO_NOT_CONTRACTIVE = 60,  // With this compressor, error feedback may amplify errors.
-    LGRECO_FEEDBACK_RULE = 61,  // A feedback rule is used where it does not work.
+    LGRECO_FEEDBACK_RULE = 61,  // The rule of error feedback does not fit the setting, or the compressor has no error feedback.
     LGRECO_SAVED_STATE = 62,  // The bytes are not a saved state of this version.
     LGRECO_CHECKSUM = 63,  // A saved state or a sealed payload is damaged or cut short.
     LGRECO_COLLECTIVE = 80,  // A collective callback failed.
-    LGRECO_PEER = 81,  // Another worker could not take part.
+    LGRECO_PEER = 81,  // Another worker failed.
     LGRECO_PEER_PLAN = 82,  // Workers differ in the layers or options of an exchange.
     LGRECO_PEER_MESSAGE = 83,  // A message from another worker cannot be decoded.
     LGRECO_LAYER_MISMATCH = 100,  // A layer, gradient or bucket does not match the layers of the controller.
@@ -157,29 +156,29 @@ LGRECO_ENUM(lgreco_status) {
     // submitted.
     LGRECO_STEP_ORDER = 103,
     LGRECO_NOT_FIXED = 104,  // The call gives settings to a controller that was made without settings.
-    LGRECO_OUT_OF_STEP = 120,  // The message is not the one that comes next at this end of the cut.
-    LGRECO_SAMPLE_OUT_OF_STEP = 121,  // The two ends of a cut have different memories of a sample.
+    LGRECO_OUT_OF_STEP = 120,  // The message is not the next message for this end of the cut.
+    LGRECO_SAMPLE_OUT_OF_STEP = 121,  // The two ends of a cut remember different values of a sample.
     LGRECO_DUPLICATE_SAMPLE = 122,  // A batch contains a sample twice.
     LGRECO_TOO_MANY_IN_FLIGHT = 123,  // There are more micro-batches in flight than the cut has tickets.
     LGRECO_NOT_IN_FLIGHT = 124,  // No micro-batch in flight has this ticket.
     LGRECO_MID_STEP = 125,  // The call is allowed only between steps.
-    LGRECO_OTHER_SETTING = 126,  // The saved cut has another setting.
+    LGRECO_OTHER_SETTING = 126,  // The saved end of a cut has another setting.
     LGRECO_NULL_POINTER = 200,  // A required pointer is NULL.
     LGRECO_ALIGNMENT = 201,  // A pointer is not aligned for its type.
     LGRECO_OVERLAP = 202,  // An output overlaps an input or another output.
-    // The struct_size of a struct is not that of this library. Either the INIT macro was not used, or the program was compiled
-    // with headers of another revision.
+    // The struct_size of a struct differs from the value in this library's headers. Either the INIT macro was not used, or
+    // the program was compiled with headers of another revision.
     LGRECO_STRUCT_SIZE = 203,
     LGRECO_UNKNOWN_CONSTANT = 204,  // A number is not one of the constants of its type.
     LGRECO_TEXT = 205,  // A text is not UTF-8, contains a NUL, or lacks the NUL at its end.
     LGRECO_JSON = 206,  // The text is not JSON, or lacks expected fields.
-    LGRECO_JSON_VERSION = 207,  // This library does not read table or plan files of this version.
+    LGRECO_JSON_VERSION = 207,  // The version of a table or plan file is not supported by this library.
     LGRECO_HANDLE = 208,  // The pointer is not a handle, is a handle of another kind, or is a copy of a destroyed handle.
     LGRECO_BUSY = 209,  // The handle is in use by another call.
-    LGRECO_UNAVAILABLE = 210,  // The device does not exist or cannot be used, or does not support the request.
+    LGRECO_UNAVAILABLE = 210,  // The device does not exist, cannot be used, or does not support the request.
     // The table has no compressor setting for the option, because the library did not measure the table.
     LGRECO_NO_SETTINGS = 211,
-    LGRECO_OTHER_END = 212,  // The call is for the other end of a cut.
+    LGRECO_OTHER_END = 212,  // The call is only for the other end of a cut.
     LGRECO_NOT_BUILT_IN = 213,  // This build of the library does not support devices of this kind.
     LGRECO_UNKNOWN_OPTION = 214,  // The call has no option of this name, or the option is given twice.
     LGRECO_TRAINER = 215,  // The trainer of this rank has reported a failure by lgreco_bucket_submit_failure.
@@ -203,14 +202,15 @@ LGRECO_ENUM(lgreco_dtype) {
 typedef struct lgreco_layer {
     // Set by the INIT macro.
     size_t struct_size;
-    // The layer's name, UTF-8. Saved states and plans identify the layer by it.
+    // The layer's name, UTF-8. Saved states and plans identify the layer by this name.
     const char *name;
-    // The layer's dimensions. PowerSGD treats the tensor as a matrix: the first dimension by the product of the others.
+    // The layer's dimensions. PowerSGD treats the tensor as a matrix. Its rows are the first dimension, its columns
+    // the product of the other dimensions.
     const size_t *dims;
     // Number of dimensions; 0 for a scalar.
     size_t dims_len;
-    // The gradient, row-major. Its number of elements is the product of `dims`. The library only reads the gradient.
-    // lgreco_compressor_create does not need it.
+    // The gradient, row-major. The number of elements is the product of `dims`. The library only reads the gradient.
+    // lgreco_compressor_create does not need a gradient.
     const void *values;
     // Type of the gradient's elements.
     lgreco_dtype dtype;
@@ -218,18 +218,19 @@ typedef struct lgreco_layer {
 #define LGRECO_LAYER_INIT {LGRECO_SIZE_OF(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32}
 
 // A device that measures and compresses, made by lgreco_context_create. NULL in place of a context means the CPU. Any
-// number of threads may use a context. Handles that were made with it remain valid when it is destroyed.
+// number of threads may use a context. Handles that were made with a context remain valid after the context is
+// destroyed.
 typedef struct lgreco_context lgreco_context;
 
 // An error table with names, owned by the library. It never changes.
 typedef struct lgreco_table lgreco_table;
 
 // Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
-// lgreco_plan_solve. Layers with one dimension or fewer, or with few elements, are left out; `model_layers` of the view
-// lists the others. NULL for `context` means the CPU. Allocates.
+// lgreco_plan_solve. The table leaves out layers with one dimension or fewer, or with few elements. `model_layers` of
+// the view lists the measured layers. NULL for `context` means the CPU. Allocates.
 //
-// Fails with LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME. Wrong options are
-// LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
+// Fails with LGRECO_NON_FINITE, with LGRECO_EMPTY_TABLE when no layer is left, and with LGRECO_DUPLICATE_NAME. For
+// wrong options, fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
 lgreco_status lgreco_table_measure(const struct lgreco_context *context,
                                    const struct lgreco_layer *layers,
                                    size_t layers_len,
@@ -266,7 +267,7 @@ typedef struct lgreco_choice {
     double error;
 } lgreco_choice;
 
-// In `fixed` of a table view: plans may choose any option of the layer.
+// Value in `fixed` of a table view for a layer without a fixed option: plans may choose any option.
 #define LGRECO_NO_OPTION UINT32_MAX
 
 // An error table as arrays, owned by the caller or by a table handle. Begin with LGRECO_TABLE_VIEW_INIT, which sets all
@@ -276,18 +277,19 @@ typedef struct lgreco_table_view {
     size_t struct_size;
     // Number of layers, at least 1.
     size_t layers;
-    // Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]; those of layer 0
-    // begin at 0.
+    // Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]. The options of
+    // layer 0 begin at 0.
     const size_t *ends;
     // All options, layer after layer.
     const struct lgreco_choice *choices;
-    // Per layer, the option of the uniform setting, whose size or error can serve as the limit; may be NULL.
+    // Per layer, the option of the uniform setting; may be NULL. The size or error of the uniform setting can serve as
+    // a plan's limit.
     const uint32_t *defaults;
     // The table's error budget; NULL for none.
     const double *budget;
-    // Per layer, its name, UTF-8; NULL for names like "0", "1".
+    // Per layer, its name in UTF-8. If NULL, the layers are named "0", "1" and so on.
     const char *const *names;
-    // Per option, its label, UTF-8; NULL for labels like "0", "1".
+    // Per option, its label in UTF-8. If NULL, the labels are "0", "1" and so on.
     const char *const *labels;
     // Per layer, the number of elements of its gradient; NULL for 0.
     const uint64_t *elements;
@@ -295,10 +297,11 @@ typedef struct lgreco_table_view {
     const uint64_t *uncompressed_sizes;
     // The metric of the errors, such as "l2"; NULL for "".
     const char *metric;
-    // Per layer of the table, its index in the model; set by the library for tables that it measured, else NULL.
+    // Per layer of the table, its index in the model. The library sets this field for tables that it measured. NULL
+    // for other tables.
     const size_t *model_layers;
-    // Per layer, the name of its group, UTF-8, or NULL. Plans choose options with the same label for all layers of a group
-    // (tied weights, fused projections). NULL for no groups.
+    // Per layer, the name of its group in UTF-8, or NULL for no group. Plans choose options with the same label for
+    // all layers of a group (tied weights, fused projections). NULL for no groups.
     const char *const *groups;
     // Per layer, the option that every plan must choose, or LGRECO_NO_OPTION. NULL for none.
     const uint32_t *fixed;
@@ -306,24 +309,24 @@ typedef struct lgreco_table_view {
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {LGRECO_SIZE_OF(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
-// Copies a table into a handle, and checks all of it, including names and labels.
+// Copies a table into a handle, and checks the whole table, including names and labels.
 lgreco_status lgreco_table_create(const struct lgreco_table_view *view, struct lgreco_table **table);
 
-// Fills `view` with pointers into the table, valid until the table is destroyed. `names`, `labels`, `elements`,
-// `uncompressed_sizes` and `metric` are then never NULL.
-lgreco_status lgreco_table_get(const struct lgreco_table *table,
-                               struct lgreco_table_view *view);
+// Fills `view` with pointers into the table, which are valid until the table is destroyed. `names`, `labels`,
+// `elements`, `uncompressed_sizes` and `metric` are never NULL in the filled view.
+lgreco_status lgreco_table_get(const struct lgreco_table *table, struct lgreco_table_view *view);
 
-// Bytes of a setting's text including the NUL. It suffices for every text that the library writes.
+// Size of a setting's text in bytes, including the NUL. Every text that the library writes fits this size.
 #define LGRECO_SETTING_TEXT_BYTES 64
 
 // A compressor with its parameters as text: {"qsgd 4"}, {"topk 786"} or {"powersgd 4 iterations 2"}, as in table and plan
-// files. docs/src/reference/settings.md lists the words. Calls with a single setting take its text alone. The layout
-// of this struct never changes.
+// files. docs/src/reference/settings.md lists the words. Calls with a single setting take only the text. The layout of
+// this struct never changes.
 //
-// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. They fail with LGRECO_SETTING_SYNTAX where
-// another word or a number is expected, also for an empty text. The message names the word. A number out of range is
-// LGRECO_PARAMETER. Text that is not UTF-8, or has no NUL among its first LGRECO_SETTING_TEXT_BYTES bytes, is LGRECO_TEXT.
+// Calls that read a setting fail with LGRECO_SETTING_WORD for an unknown word. The code is LGRECO_SETTING_SYNTAX where
+// another word or a number is expected, and for an empty text. The message names the word. The code is
+// LGRECO_PARAMETER for a number out of range. The code is LGRECO_TEXT for a text that is not UTF-8, or has no NUL
+// among its first LGRECO_SETTING_TEXT_BYTES bytes.
 typedef struct lgreco_setting {
     // The text and a NUL. The library fills the remaining bytes with NULs.
     char text[LGRECO_SETTING_TEXT_BYTES];
@@ -332,7 +335,8 @@ typedef struct lgreco_setting {
 // Fills `setting` with the compressor of an option. The library must have measured the table, in this run or before it was
 // written to a file.
 //
-// Fails with LGRECO_NO_SETTINGS for other tables, LGRECO_NO_SUCH_OPTION, LGRECO_LENGTH for an unknown layer.
+// Fails with LGRECO_NO_SETTINGS for other tables, with LGRECO_LENGTH for an unknown layer, and with
+// LGRECO_NO_SUCH_OPTION.
 lgreco_status lgreco_table_setting(const struct lgreco_table *table,
                                    size_t layer,
                                    uint32_t option,
@@ -347,11 +351,11 @@ lgreco_status lgreco_table_destroy(struct lgreco_table **table);
 typedef struct lgreco_plan lgreco_plan;
 
 // Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. The
-// plan is never worse than the uniform setting, if that is within the limit. It keeps the table's groups and fixed
-// options. The same input gives the same plan. Allocates its workspace.
+// plan is never worse than the uniform setting, if the uniform setting is within the limit. The plan keeps the table's
+// groups and fixed options. The same input gives the same plan. Allocates its workspace.
 //
-// Fails with LGRECO_INFEASIBLE when no plan meets the error budget, with the smallest error in the message, and
-// LGRECO_SIZE_INFEASIBLE when none meets the size limit, with the smallest size in the message. Invalid options give
+// Fails with LGRECO_INFEASIBLE when no plan meets the error budget; the message has the smallest error. Fails with
+// LGRECO_SIZE_INFEASIBLE when no plan meets the size limit; the message has the smallest size. Invalid options give
 // LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER. An invalid table gives LGRECO_LENGTH, or LGRECO_EMPTY_TABLE (20) or a
 // higher code.
 lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
@@ -375,8 +379,9 @@ lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
 // The kind of limit that a plan keeps.
 LGRECO_ENUM(lgreco_limit) {
     LGRECO_LIMIT_NONE = 0,  // No limit, because there is no plan.
-    LGRECO_LIMIT_ERROR = 1,  // A limit on the error: `lower_bound` bounds the size of all plans within it.
-    LGRECO_LIMIT_SIZE = 2,  // A limit on the size: `error_lower_bound` bounds the error of all plans within it.
+    LGRECO_LIMIT_ERROR = 1,  // A limit on the error. `lower_bound` is a lower bound of the size of all plans within the limit.
+    // A limit on the size. `error_lower_bound` is a lower bound of the error of all plans within the limit.
+    LGRECO_LIMIT_SIZE = 2,
 };
 
 // A plan as arrays, owned by a plan handle or by the caller. Begin with LGRECO_PLAN_VIEW_INIT.
@@ -389,29 +394,30 @@ typedef struct lgreco_plan_view {
     const uint32_t *options;
     // Total bits of the chosen options.
     uint64_t size;
-    // If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget; if `size`
+    // If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget. If `size`
     // equals this bound, the plan is proved optimal. Otherwise 0.
     uint64_t lower_bound;
     // Total error of the chosen options.
     double error;
     // If `limit` is LGRECO_LIMIT_ERROR, the error budget of the plan; otherwise 0.
     double budget;
-    // The solver that made the plan, such as "exact"; set by the library, not read.
+    // The solver that made the plan, such as "exact". The library sets this field and does not read it.
     const char *solver;
-    // 1 when the plan is proved optimal, else 0; set by the library, not read.
+    // 1 if the plan is proved optimal, else 0. The library sets this field and does not read it.
     uint32_t proven;
     // The kind of limit that the plan keeps.
     lgreco_limit limit;
     // If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     uint64_t size_limit;
-    // If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit; if `error` is
-    // within 2^-40 of this bound, the solver's resolution of errors, the plan is proved optimal. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit. The plan is
+    // proved optimal if `error` is within 2^-40 of this bound, which is the solver's resolution of errors. Otherwise
+    // 0.
     double error_lower_bound;
 } lgreco_plan_view;
 #define LGRECO_PLAN_VIEW_INIT                                                                                          \
     {LGRECO_SIZE_OF(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 
-// Fills `view` with the plan. Its pointers into the plan are valid until the plan is destroyed.
+// Fills `view` with the plan. The view's pointers are valid until the plan is destroyed.
 lgreco_status lgreco_plan_get(const struct lgreco_plan *plan, struct lgreco_plan_view *view);
 
 // Frees a plan and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL.
@@ -420,21 +426,21 @@ lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
 /*
  * ---- 3. Compression by hand ----
  *
- * Every rank needs the settings of every layer. A setting is text, the same on every machine. Decode payloads one by
- * one and sum the results, also for PowerSGD. The length of payloads of AdaComp, hard thresholds and SIDCo depends on
- * the values; lgreco_compressor_encode reports it. Payloads of other methods have the same length on every rank under
- * one setting.
+ * Every rank needs the settings of every layer. A setting is a text, which is the same on every machine. Decode payloads
+ * one by one, even for PowerSGD, and sum the decoded gradients. The payload length of AdaComp, hard thresholds and SIDCo
+ * depends on the values; lgreco_compressor_encode reports the length. Under one setting, payloads of other methods have
+ * the same length on every rank.
  */
 
 // The compressor of one layer on one worker, with its residual and its workspace.
 typedef struct lgreco_compressor lgreco_compressor;
 
-// Makes the compressor of `layer`; the layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
+// Makes the compressor of `layer`. The layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
 // `context` means the CPU. Allocates all memory for later calls.
 //
-// Fails with LGRECO_PARAMETER when the setting does not fit the layer, with LGRECO_NOT_CONTRACTIVE when it does not
-// suit error feedback (lgreco_feedback_check), with the codes of lgreco_setting for a wrong setting, and with
-// LGRECO_UNKNOWN_OPTION for an unknown option.
+// Fails with LGRECO_PARAMETER when the setting does not fit the layer. Fails with LGRECO_NOT_CONTRACTIVE when the
+// setting does not suit error feedback (lgreco_feedback_check). Also fails with the codes of lgreco_setting for a
+// wrong setting, and with LGRECO_UNKNOWN_OPTION for an unknown option.
 lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const char *setting,
@@ -454,17 +460,17 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
 //                         values). Default: 1, which is classic error feedback.
 //   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
 
-// Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. It writes
-// exactly this number, unless the values decide the payload's length (AdaComp, hard thresholds, SIDCo).
+// Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. Encoding writes
+// exactly this number, unless the payload's length depends on the values (AdaComp, hard thresholds, SIDCo).
 lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
                                       size_t *bytes);
 
-// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With feedback, the
-// residual is added first, and the compression error becomes the new residual. `length` receives the number of bytes
-// written to `payload`. Does not allocate.
+// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With error
+// feedback, the call first adds the residual, and the compression error becomes the new residual. `length` receives
+// the number of bytes written to `payload`. Does not allocate.
 //
-// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when the payload does not fit `capacity` (lgreco_compressor_bound always
-// suffices), LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The residual is then unchanged.
+// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, and with LGRECO_LENGTH when the payload does
+// not fit `capacity` (lgreco_compressor_bound always suffices). After a failure the residual is unchanged.
 lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        uint32_t step,
                                        const void *values,
@@ -489,15 +495,15 @@ lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
 /*
  * ---- 4. A controller: a whole training step in one call ----
  *
- * It measures, plans, switches settings, compresses, exchanges, and keeps the residuals. The trainer supplies the network
- * as a callback and its gradients as pointers; the means replace the gradients. lgreco_train.h has exchanges during the
- * backward pass.
+ * A controller measures, plans, switches settings, compresses, exchanges, and keeps the residuals. The trainer supplies
+ * collectives as a callback and gradients as pointers. The means replace the gradients. To exchange gradients during the
+ * backward pass, use lgreco_train.h.
  */
 
-// The memory that pointers of a request point to.
+// The kind of memory that a request's pointers point to.
 LGRECO_ENUM(lgreco_device) {
     LGRECO_DEVICE_CPU = 0,  // Host memory.
-    LGRECO_DEVICE_CUDA = 1,  // Memory of the NVIDIA GPU of a lgreco_cuda_bucket.
+    LGRECO_DEVICE_CUDA = 1,  // Memory of the NVIDIA GPU that a lgreco_cuda_bucket uses.
 };
 
 // The group of workers that performs a collective.
@@ -512,53 +518,57 @@ LGRECO_ENUM(lgreco_group) {
 // The kind of collective that the caller performs.
 LGRECO_ENUM(lgreco_request_kind) {
     LGRECO_REQUEST_NONE = 0,  // No collective: nothing is left to do.
-    // Replace the `count` f32 of `buffer` by their sums over the workers. All workers get the same bits, and NaN stays NaN.
+    // Replace the `count` f32 values of `buffer` by their sums over the workers. All workers get the same bits, and NaN
+    // stays NaN.
     LGRECO_REQUEST_ALL_REDUCE_SUM = 1,
     // Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
     // already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
     LGRECO_REQUEST_ALL_GATHER = 2,
-    // Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only
-    // hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes use it.
+    // Like LGRECO_REQUEST_ALL_GATHER, with lens[i] bytes of worker i: MPI_Allgatherv with MPI_IN_PLACE. A length may be 0.
+    // Only hard thresholds, SIDCo, AdaComp, the route scatter_reduce and nodes need this kind.
     LGRECO_REQUEST_ALL_GATHER_EACH = 3,
-    LGRECO_REQUEST_BROADCAST = 4,  // Replace the `length` bytes of `buffer` by those of worker `root`.
+    LGRECO_REQUEST_BROADCAST = 4,  // Replace the `length` bytes of `buffer` by the bytes of worker `root`.
     // For each worker i in ascending order: send it the next send_lens[i] bytes of `send`, and receive from it the next
     // received_lens[i] bytes of `received`. Only the route scatter_reduce, shards, and nodes with `reduce_dtype` bfloat16
-    // use it.
+    // need this kind.
     LGRECO_REQUEST_ALL_TO_ALL = 5,
-    // `buffer` has `count` f32, with lens[i] consecutive values for worker i. Replace this worker's values by their sums over
-    // the workers; the others may change arbitrarily. Only shards and nodes use it.
+    // `buffer` has `count` f32 values, of which lens[i] consecutive values belong to worker i. Replace this worker's
+    // values by their sums over the workers. The other values may change arbitrarily. Only shards and nodes need this
+    // kind.
     LGRECO_REQUEST_REDUCE_SCATTER_SUM = 6,
-    // Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16, which are the upper halves of f32. Sums may be rounded once or at
-    // every addition. Only the option `reduce_dtype` uses it.
+    // Like LGRECO_REQUEST_ALL_REDUCE_SUM, for `count` bf16 values. A bf16 is the upper half of an f32. Sums may be rounded
+    // once or at every addition. Only the option `reduce_dtype` needs this kind.
     LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 = 7,
-    // Like LGRECO_REQUEST_REDUCE_SCATTER_SUM, for `count` bf16. Only shards with the option `reduce_dtype` use it.
+    // Like LGRECO_REQUEST_REDUCE_SCATTER_SUM, for `count` bf16 values. Only shards with the option `reduce_dtype` need
+    // this kind.
     LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 = 8,
 };
 
 // A collective to perform, blocking or not, on memory of the library. Begin with LGRECO_REQUEST_INIT.
 //
 // Fields that the kind does not mention are 0 or NULL. Perform the collective before the next call on the bucket, or
-// the next call of lgreco_controller_control. Pointers are valid until then. All workers get the same requests with
-// the same lengths. They must start the collectives of different buckets in the same order.
+// the next call of lgreco_controller_control. The request's pointers are valid until that call. All workers get the
+// same requests with the same lengths. All workers must start the collectives of different buckets in the same order.
 typedef struct lgreco_request {
     // Set by the INIT macro.
     size_t struct_size;
     // Kind of collective.
     lgreco_request_kind kind;
-    // The memory that `buffer`, `send` and `received` point to. It is LGRECO_DEVICE_CUDA for lgreco_cuda_bucket_next, else
-    // LGRECO_DEVICE_CPU.
+    // The memory that `buffer`, `send` and `received` point to. LGRECO_DEVICE_CUDA for requests of
+    // lgreco_cuda_bucket_next, else LGRECO_DEVICE_CPU.
     lgreco_device memory;
     // The worker that broadcasts.
     uint32_t root;
     // The group that performs the collective. The fields below number the workers of this group from 0.
     lgreco_group group;
-    // Memory to replace or fill; aligned for f32 if it holds f32.
+    // The memory to replace or fill. Aligned for f32 if the values are f32.
     void *buffer;
-    // Number of f32 or bf16.
+    // Number of f32 or bf16 values.
     size_t count;
-    // Number of bytes; those of one worker for LGRECO_REQUEST_ALL_GATHER.
+    // Number of bytes. For LGRECO_REQUEST_ALL_GATHER, the bytes of one worker.
     size_t length;
-    // Bytes per worker for LGRECO_REQUEST_ALL_GATHER_EACH; number of values per worker for scattered sums.
+    // For LGRECO_REQUEST_ALL_GATHER_EACH, the bytes of each worker. For scattered sums, the number of values of each
+    // worker.
     const uint64_t *lens;
     // Bytes to send, in order of the receivers.
     const uint8_t *send;
@@ -573,14 +583,14 @@ typedef struct lgreco_request {
     {LGRECO_SIZE_OF(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, LGRECO_GROUP_ALL, NULL, 0, 0, NULL, NULL, NULL, \
      NULL, NULL}
 
-// The result of `perform` for a kind of collective that the program does not support.
+// `perform` returns this code for a kind of collective that the program does not support.
 #define LGRECO_COLLECTIVE_UNSUPPORTED INT32_MIN
 
 // Performs one collective and returns when it is done.
 typedef int32_t (*lgreco_perform)(void *user, const struct lgreco_request *request);
 
-// The network: blocking collectives of one worker in a group, which the program implements on NCCL, MPI, Gloo or sockets.
-// Begin with LGRECO_COLLECTIVE_INIT.
+// The network of one worker: blocking collectives, which the program implements on NCCL, MPI, Gloo or sockets. Begin
+// with LGRECO_COLLECTIVE_INIT.
 typedef struct lgreco_collective {
     // Set by the INIT macro.
     size_t struct_size;
@@ -590,34 +600,35 @@ typedef struct lgreco_collective {
     uint32_t world_size;
     // Passed to `perform`.
     void *user;
-    // Performs the collective of a lgreco_request. It returns 0, or an error code that the program chooses. After an
-    // error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the same order
-    // with the same lengths. A worker that cannot continue must make the others' collectives fail, so that they do not
-    // wait forever.
+    // Performs the collective of a lgreco_request. The function returns 0, or an error code that the program chooses.
+    // After an error code, the library call fails with LGRECO_COLLECTIVE. All workers get the same requests in the
+    // same order with the same lengths. A worker that cannot continue must make the other workers' collectives fail,
+    // so that they do not wait forever.
     //
-    // The function is called in the calling thread, during the library call. The request and its memory are valid
-    // until the function returns. The function must not throw. It must not use the handle of the library call, which
-    // would fail with LGRECO_BUSY.
+    // The library calls the function during a library call, on the thread of that call. The request and its memory are
+    // valid until the function returns. The function must not throw. If it uses the handle of the library call, that
+    // use fails with LGRECO_BUSY.
     //
-    // Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are requested
-    // only under options that say so; return LGRECO_COLLECTIVE_UNSUPPORTED if they are not supported.
-    // LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about twice the
-    // traffic.
+    // Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are
+    // requested only under options that say so. Return LGRECO_COLLECTIVE_UNSUPPORTED for a kind that the network does
+    // not support. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about
+    // twice the traffic.
     lgreco_perform perform;
 } lgreco_collective;
 #define LGRECO_COLLECTIVE_INIT {LGRECO_SIZE_OF(lgreco_collective), 0, 1, NULL, NULL}
 
-// One worker's part of compressed training. It decides when and how strongly to compress each layer, compresses,
-// exchanges, and keeps the residuals.
+// The controller of one worker. A controller decides when and how strongly to compress each layer, compresses and
+// exchanges the gradients, and keeps the residuals.
 typedef struct lgreco_controller lgreco_controller;
 
-// Makes a controller for a model of these layers, at the collective's rank. `values` of layers are not read. All ranks
-// must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL, the policy decides.
-// Otherwise `settings` has one setting per layer, in force until lgreco_controller_set_settings. The call performs no
-// collective.
+// Makes the controller of a model with these layers. The collective states this worker's rank. `values` of layers are
+// not read. All ranks must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL,
+// the policy chooses the settings. Otherwise `settings` has one setting per layer, which applies until
+// lgreco_controller_set_settings. The call performs no collective.
 //
-// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options, with the
-// codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for layers with the same name.
+// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options. Also fails
+// with the codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for two layers with the same
+// name.
 lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        const struct lgreco_collective *collective,
                                        const struct lgreco_layer *layers,
@@ -678,39 +689,38 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
 //                         values). Default: 1, which is classic error feedback.
 //   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
 
-// The result of a step for its gradients.
+// What a step has done to the gradients.
 LGRECO_ENUM(lgreco_outcome) {
-    LGRECO_OUTCOME_EXCHANGED = 0,  // The gradients are the means over the workers, compressed as decided.
+    LGRECO_OUTCOME_EXCHANGED = 0,  // The gradients are the means over the workers, after compression.
     // Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step with
-    // buckets in flight, the gradients of other buckets are means that must be ignored, and residuals are as before the
-    // step.
+    // buckets in flight, the gradients of other buckets are means that must be ignored. Residuals are as before the step.
     LGRECO_OUTCOME_SKIPPED = 1,
-    // Some rank's gradients were not finite; the gradients are now uncompressed means, which are not finite either. After a
-    // step with buckets in flight, the gradients of the affected buckets are NaN.
+    // Some rank's gradients were not finite. All gradients are now uncompressed means, which are not finite either. After
+    // a step with buckets in flight, the gradients of the affected buckets are NaN.
     LGRECO_OUTCOME_PASSED_THROUGH = 2,
-    // After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually it
-    // failed on every rank. Some failures affect this rank only: for instance, a mean is too large for its shard's element
-    // type (LGRECO_ELEMENT_OVERFLOW), or the bucket was closed during its exchange. The next bucket or step then fails on
-    // all ranks.
+    // After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually the
+    // exchange failed on every rank. Some failures affect only this rank: a mean is too large for its shard's element type
+    // (LGRECO_ELEMENT_OVERFLOW), or the bucket was closed during its exchange. The next bucket or step then fails on all
+    // ranks.
     LGRECO_OUTCOME_FAILED = 3,
 };
 
-// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too:
-// they are those of this rank's shards. Begin with LGRECO_REPORT_INIT.
+// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too,
+// because they count only this rank's shards. Begin with LGRECO_REPORT_INIT.
 typedef struct lgreco_report {
     // Set by the INIT macro.
     size_t struct_size;
     // The step's number, from 0.
     uint64_t step;
-    // The result for the gradients.
+    // What the step has done to the gradients.
     lgreco_outcome outcome;
-    // 1 when this was the first step under new settings, else 0.
+    // 1 if the step was the first under new settings, else 0.
     uint32_t switched;
     // Bytes of one worker's gradients.
     uint64_t bytes_in;
     // Bytes that one worker sent for its gradients.
     uint64_t bytes_out;
-    // Seconds for checking gradients and waiting for other ranks; at a decision also for measuring, planning and
+    // Seconds for checking gradients and waiting for other ranks. At a decision, includes measuring, planning and
     // switching.
     double planning_seconds;
     // Seconds for compressing and exchanging.
@@ -718,23 +728,23 @@ typedef struct lgreco_report {
 } lgreco_report;
 #define LGRECO_REPORT_INIT {LGRECO_SIZE_OF(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 
-// Performs a training step; to be called on every rank after every backward pass. gradients[l], with layer l's type and
-// number of elements, becomes its mean over the workers. `learning_rate` must be the same on all ranks; only Accordion
-// uses it. `report` may be NULL. Allocates at decisions only.
+// Performs a training step. Call it on every rank after every backward pass. gradients[l] has layer l's type and
+// number of elements, and is replaced by its mean over the workers. `learning_rate` must be the same on all ranks.
+// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at decisions only.
 //
-// A failure on one rank is a failure on all, including wrong pointers and lengths. The rank at fault gets the code of
-// its error. The others get LGRECO_PEER, with rank and code in the message. In one case the other ranks do not learn
-// of the failure: if this rank cannot use the network, because `controller` or `collective` is wrong, or another call
-// uses the controller (LGRECO_BUSY).
+// If the call fails on one rank, it fails on all ranks, even for wrong pointers and lengths. The rank at fault gets
+// the code of its error. The other ranks get LGRECO_PEER, with the failed rank and its code in the message. The other
+// ranks do not learn of the failure if this rank cannot use the network. In this case `controller` or `collective` is
+// wrong, or another call uses the controller (LGRECO_BUSY).
 //
-// The following errors leave everything unchanged, and the step may be repeated (for nodes see
-// lgreco_controller_create_on_nodes): LGRECO_NON_FINITE_GRADIENT; LGRECO_PEER_PLAN when ranks differ in options or
-// layers, with the first difference in the message; LGRECO_PARAMETER, also when the collective has another rank or
-// number of workers than the controller; LGRECO_STEP_ORDER while a step of lgreco_controller_begin_step is under way;
-// codes of planning.
+// After LGRECO_NON_FINITE_GRADIENT and the following errors, everything is unchanged and the step may be repeated (for
+// nodes see lgreco_controller_create_on_nodes). LGRECO_PEER_PLAN means that ranks differ in options or layers; the
+// message names the first difference. LGRECO_PARAMETER can mean that the collective's rank or number of workers
+// differs from the controller's. LGRECO_STEP_ORDER means that a step of lgreco_controller_begin_step is under way. The
+// codes of planning are possible too.
 //
-// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step; its gradients are unusable, and the next
-// step works. After LGRECO_COLLECTIVE, ranks may have different states: load a saved state.
+// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_PEER_MESSAGE end the step. The step's gradients are then
+// unusable, but the next step works. After LGRECO_COLLECTIVE, ranks may have different states: load a saved state.
 lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
                                      const struct lgreco_collective *collective,
                                      void *const *gradients,

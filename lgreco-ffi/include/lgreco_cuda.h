@@ -1,6 +1,6 @@
 /*
- * lgreco for gradients, residuals and payloads in the memory of an NVIDIA GPU, in libraries built with the feature `cuda`.
- * In other libraries lgreco_cuda_create fails with LGRECO_NOT_BUILT_IN. Pointers are device pointers unless the call says
+ * Calls on gradients, residuals and payloads in the memory of an NVIDIA GPU, in libraries built with the feature `cuda`.
+ * In other libraries, lgreco_cuda_create fails with LGRECO_NOT_BUILT_IN. Pointers are device pointers unless the call says
  * otherwise.
  *
  * Made from headers/lgreco_cuda.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
@@ -16,17 +16,17 @@ extern "C" {
 
 /* ---- 1. A device with a stream ---- */
 
-// An NVIDIA GPU with one stream, for pointers to its memory, in libraries with the feature `cuda`. A call that is
-// described as "Enqueued" only adds work to the stream. A call that is described as "Blocking" returns when its work
-// is done.
+// An NVIDIA GPU with one stream, for calls on pointers to GPU memory. Needs a library with the feature `cuda`. A call
+// that is described as "Enqueued" only adds work to the stream. A call that is described as "Blocking" returns when
+// its work is done.
 typedef struct lgreco_cuda lgreco_cuda;
 
-// Makes a handle for device number `ordinal`, from 0. It uses the device's primary context, which PyTorch and the CUDA
-// runtime use too, and a new stream that does not wait for the default stream.
+// Makes a handle for device number `ordinal`, from 0. The handle uses the device's primary context, like PyTorch and
+// the CUDA runtime. The handle has a new stream, which does not wait for the default stream.
 //
 // Fails with LGRECO_NOT_BUILT_IN without the feature `cuda`. Fails with LGRECO_UNAVAILABLE when driver or device are
-// missing or too old, or when the library has no kernels for the device; the message says which. Fails with
-// LGRECO_DEVICE when the driver fails, also when a context or stream cannot be allocated.
+// missing or too old, or when the library has no kernels for the device. The message names the reason. Fails with
+// LGRECO_DEVICE when the driver fails, for instance because a context or stream cannot be allocated.
 lgreco_status lgreco_cuda_create(uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
 
@@ -40,7 +40,7 @@ lgreco_status lgreco_cuda_create_on_stream(void *stream,
 
 // Blocking: waits until all work in the stream is done.
 //
-// Fails with LGRECO_DEVICE, also when work that was enqueued before has failed.
+// Fails with LGRECO_DEVICE when the driver fails, or when earlier enqueued work has failed.
 lgreco_status lgreco_cuda_synchronize(struct lgreco_cuda *cuda);
 
 // Blocking: waits for the stream, frees the handle and its device memory, and sets the caller's pointer to NULL. Does
@@ -49,14 +49,14 @@ lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 
 /* ---- 2. Error tables. Options are those of lgreco_table_measure ---- */
 
-// Blocking: does the work of lgreco_table_measure for gradients in the device's memory. It enqueues all layers and
-// waits once; only errors are copied to the host. `values` of layers are device pointers. Values of layers that are
-// left out of the table are not read. Allocates on the host, and on the device unless lgreco_cuda_reserve has reserved
-// the memory.
+// Blocking: like lgreco_table_measure, but for gradients in the device's memory. The call enqueues all layers and
+// waits once. The call copies only the measured errors to the host. `values` of layers are device pointers. The call
+// does not read the values of layers that are left out of the table. Allocates on the host. Allocates on the device
+// unless lgreco_cuda_reserve has reserved the memory.
 //
-// Fails like lgreco_table_measure. Also fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024, and for QSGD
-// with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the
-// message names no layer.
+// Fails like lgreco_table_measure. Fails with LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024. Also fails with
+// LGRECO_UNAVAILABLE for QSGD with bucket sizes that are not a power of two from 64 to 4096. With LGRECO_OUT_OF_MEMORY
+// and LGRECO_DEVICE, the message names no layer.
 lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
                                   const struct lgreco_layer *layers,
                                   size_t layers_len,
@@ -74,11 +74,12 @@ lgreco_status lgreco_cuda_rows_bytes(struct lgreco_cuda *cuda,
                                      uint64_t *workspace_bytes,
                                      uint64_t *results_bytes);
 
-// Enqueued: does the work of lgreco_cuda_measure up to its wait. It works in `workspace` and `results` on the device,
-// which are aligned to 256 and 8 bytes and have at least lgreco_cuda_rows_bytes. It allocates nothing on the device,
-// but allocates on the host. The first call on a handle waits while kernels are loaded. A call with more layers or
-// options than before may wait for page-locked memory. All other calls do not wait. After this call, enqueue a copy of
-// the results to host memory, and give it to lgreco_cuda_read_rows.
+// Enqueued: like lgreco_cuda_measure, but without waiting for the results. The work uses `workspace` and `results` on
+// the device. `workspace` and `results` have at least the sizes that lgreco_cuda_rows_bytes reports, and are aligned
+// to 256 and 8 bytes. The call allocates on the host, but not on the device. The first call on a handle waits while
+// kernels are loaded. A call with more layers or options than before may wait for page-locked memory. Any other call
+// does not wait. After this call, enqueue a copy of the results to host memory, and pass the copy to
+// lgreco_cuda_read_rows.
 //
 // Fails like lgreco_cuda_rows_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
 // LGRECO_ALIGNMENT when it is not aligned. With LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE, the message names no layer.
@@ -92,13 +93,13 @@ lgreco_status lgreco_cuda_enqueue_rows(struct lgreco_cuda *cuda,
                                        uint64_t results_bytes);
 
 // Makes the table of lgreco_cuda_measure from a host copy of the `results` of lgreco_cuda_enqueue_rows, for the same
-// layers and options. Call it once the copy has arrived, for instance after an event that follows the copy. The copy
-// need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. Then the call
-// waits and reads the gradients, which must still be unchanged. It fails with LGRECO_DEVICE if it finds no error in
-// them. Allocates.
+// layers and options. Make this call once the copy has arrived, for instance after an event that follows the copy. The
+// copy need not be aligned. The device is used only if a gradient is not finite or almost exceeds its type. In that
+// case the call waits and reads the gradients, which must still be unchanged. If it finds no error in the gradients,
+// the call fails with LGRECO_DEVICE. Allocates.
 //
-// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. Other
-// bytes of this length give meaningless numbers or LGRECO_OPTION_ERROR.
+// Fails like lgreco_cuda_measure, and with LGRECO_LENGTH unless `copy_bytes` is the number of bytes of the results. If
+// the copy holds other bytes, the call returns meaningless numbers or LGRECO_OPTION_ERROR.
 lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
                                     const struct lgreco_layer *layers,
                                     size_t layers_len,
@@ -110,23 +111,23 @@ lgreco_status lgreco_cuda_read_rows(struct lgreco_cuda *cuda,
 /*
  * ---- 3. Whole buckets, without the host ----
  *
- * All collectives are on device memory, so that NCCL can perform them. A step makes these calls:
+ * All collectives are on device memory, so that NCCL can perform them. To take a step, make these calls:
  *
  *     lgreco_cuda_bucket_submit
  *     lgreco_cuda_bucket_next, then enqueue the requested collective; repeat until LGRECO_REQUEST_NONE
  */
 
-// Layers that are exchanged together, with gradients, residuals and messages in the device's memory. A step is
-// lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the requested collective, repeated until there is no
-// request. A step never waits, allocates or copies from the host. So it can be captured into a CUDA graph with its
-// collectives, and replayed. Every call also takes the lgreco_cuda.
+// Layers that are exchanged together, with gradients, residuals and messages in the device's memory. To take a step,
+// call lgreco_cuda_bucket_submit. Then repeat lgreco_cuda_bucket_next and the requested collective, until the request
+// is LGRECO_REQUEST_NONE. A step never waits, allocates or copies from the host, so a CUDA graph can capture and
+// replay it together with its collectives. Every call also takes the lgreco_cuda that made the bucket.
 typedef struct lgreco_cuda_bucket lgreco_cuda_bucket;
 
 // Reports the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus
 // messages. `values` of layers are not read. `settings` has one setting per layer.
 //
-// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, LGRECO_PARAMETER for layers of
-// different types.
+// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, and with LGRECO_PARAMETER for
+// layers of different types.
 lgreco_status lgreco_cuda_bucket_bytes(struct lgreco_cuda *cuda,
                                        const struct lgreco_layer *layers,
                                        const struct lgreco_setting *settings,
@@ -134,12 +135,12 @@ lgreco_status lgreco_cuda_bucket_bytes(struct lgreco_cuda *cuda,
                                        const char *const *options,
                                        uint64_t *bytes);
 
-// Enqueued: makes a bucket of these layers in `memory` on the device, which has at least lgreco_cuda_bucket_bytes and is
-// aligned to 16 bytes. The bucket owns this memory until all work that was enqueued with it is done. Residuals start as
-// zeros. The call first waits until kernels are loaded.
+// Enqueued: makes a bucket of these layers in `memory` on the device. The memory has at least the bytes that
+// lgreco_cuda_bucket_bytes reports, and is aligned to 16 bytes. Nothing else may use the memory until all work that
+// was enqueued with the bucket is done. Residuals start as zeros. The call first waits until kernels are loaded.
 //
-// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, LGRECO_PARAMETER for
-// ranks and gains out of range, LGRECO_DEVICE.
+// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, with
+// LGRECO_PARAMETER for ranks and gains out of range, and with LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
                                         const struct lgreco_layer *layers,
                                         const struct lgreco_setting *settings,
@@ -164,28 +165,29 @@ lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
 //   random_seed           the seed of all random bits, the same on every rank. Default: 0.
 
 // Enqueued: adds residuals to the gradients of a step and compresses them. The gradients of all layers lie one after the
-// other in the device's memory. They must stay there until lgreco_cuda_bucket_next has returned LGRECO_REQUEST_NONE; the
-// means then replace them.
+// other in the device's memory. The gradients must stay in place until lgreco_cuda_bucket_next has returned
+// LGRECO_REQUEST_NONE. The means then replace them.
 //
-// Fails with LGRECO_STEP_ORDER when a step is under way, LGRECO_DEVICE for an address that is NULL or not aligned. The
-// device detects wrong values and informs all ranks. lgreco_cuda_bucket_outcome reports them.
+// Fails with LGRECO_STEP_ORDER when a step is under way, and with LGRECO_DEVICE for an address that is NULL or not
+// aligned. The device detects wrong values and informs all ranks. lgreco_cuda_bucket_outcome reports wrong values.
 lgreco_status lgreco_cuda_bucket_submit(struct lgreco_cuda *cuda,
                                         struct lgreco_cuda_bucket *bucket,
                                         void *gradients);
 
-// Enqueued: continues after the previous collective was enqueued, and returns in `request` the next collective to
-// enqueue on the stream. The kind is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or
-// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 on device memory, in place, as NCCL performs them. After LGRECO_REQUEST_NONE the
-// work that computes the means is enqueued. All ranks get the same requests, and must start those of different buckets
-// in the same order.
+// Enqueued: returns in `request` the next collective to enqueue on the stream. Call it after the previous collective
+// was enqueued. The kind is LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or
+// LGRECO_REQUEST_ALL_REDUCE_SUM_BF16. NCCL performs these collectives in place, on device memory. LGRECO_REQUEST_NONE
+// means that the work that computes the means is enqueued. All ranks get the same requests, and must start the
+// requests of different buckets in the same order.
 //
 // Fails with LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit. LGRECO_DEVICE in place of LGRECO_REQUEST_NONE means that
-// the driver refused a call. All workers have then made the same collectives, and the step has failed on all of them.
+// the driver refused a call. All workers have then enqueued the same collectives, and the step has failed on all
+// workers.
 lgreco_status lgreco_cuda_bucket_next(struct lgreco_cuda *cuda,
                                       struct lgreco_cuda_bucket *bucket,
                                       struct lgreco_request *request);
 
-// The value of `rank` when no rank is at fault.
+// The value of `rank` in an outcome if no rank is at fault.
 #define LGRECO_NO_RANK UINT32_MAX
 
 // The outcome of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.
@@ -194,37 +196,38 @@ typedef struct lgreco_cuda_outcome {
     size_t struct_size;
     // The number of the next step.
     uint32_t step;
-    // Number of steps that failed. In a failed step residuals stay unchanged on all ranks, and the option `on_fault`
-    // decides the value of all means. A mean that is out of range for its type also fails the step, but then only this
-    // mean is infinite or NaN.
+    // Number of steps that failed. A failed step leaves residuals unchanged on all ranks, and the option `on_fault`
+    // decides the value of all means. If a mean is out of range for its type, the step also fails, but only this mean
+    // is infinite or NaN.
     uint32_t failed;
-    // The first rank at fault in the last step, else LGRECO_NO_RANK. Its gradient was not finite, it was at another step
-    // or had other settings, or its payload cannot be decoded.
+    // The first rank at fault in the last step, else LGRECO_NO_RANK. A rank is at fault if its gradient was not
+    // finite, if its step or settings differed, or if its payload cannot be decoded.
     uint32_t rank;
     // The fault of `rank` in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
-    // decoded, it is LGRECO_PEER_MESSAGE on all ranks.
+    // decoded, the fault is LGRECO_PEER_MESSAGE on all ranks.
     lgreco_status fault;
-    // Layer of the first value at fault, as an index into the bucket's layers.
+    // Layer of the first faulty value, as an index into the bucket's layers.
     size_t layer;
-    // Index of the first value at fault in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
+    // Index of the first faulty value in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
     size_t element;
     // 1 when the last step failed on some rank, else 0.
     uint32_t has_failed;
 } lgreco_cuda_outcome;
 #define LGRECO_CUDA_OUTCOME_INIT {LGRECO_SIZE_OF(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0, 0}
 
-// Blocking: reports the outcome of the bucket's steps so far. To avoid the wait, use lgreco_cuda_bucket_outcome_place.
+// Blocking: reports the outcome of the bucket's steps so far. To read the outcome without waiting, use
+// lgreco_cuda_bucket_outcome_place.
 //
 // Fails with LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_outcome(struct lgreco_cuda *cuda,
                                          struct lgreco_cuda_bucket *bucket,
                                          struct lgreco_cuda_outcome *outcome);
 
-// Reports the device address and the number of bytes of the outcome of the bucket's last step. Both stay the same for
-// the bucket's life. Enqueue a copy to page-locked memory on the same stream, after LGRECO_REQUEST_NONE and before the
-// next lgreco_cuda_bucket_submit. The copy then holds this step's outcome, whatever is enqueued later. Record an event
-// after the copy. When the event has completed, lgreco_cuda_bucket_read_outcome can read the copy. So a trainer learns
-// of faults one step later, and waits only for the copy.
+// Reports the device address and the number of bytes of the outcome of the bucket's last step. Address and number stay
+// the same as long as the bucket lives. After LGRECO_REQUEST_NONE and before the next lgreco_cuda_bucket_submit,
+// enqueue a copy to page-locked memory on the same stream. The copy then holds this step's outcome, whatever is
+// enqueued later. Record an event after the copy. When the event has completed, lgreco_cuda_bucket_read_outcome can
+// read the copy. With this method a trainer learns of faults one step later, and waits only for the copy.
 lgreco_status lgreco_cuda_bucket_outcome_place(struct lgreco_cuda *cuda,
                                                struct lgreco_cuda_bucket *bucket,
                                                const void **address,
@@ -233,23 +236,23 @@ lgreco_status lgreco_cuda_bucket_outcome_place(struct lgreco_cuda *cuda,
 // Reads the outcome of the bucket's steps from a copy of the bytes at lgreco_cuda_bucket_outcome_place. The copy need not
 // be aligned. The device is not used.
 //
-// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place reports. Other
-// bytes of this length give a meaningless outcome, perhaps with a layer that the bucket does not have.
+// Fails with LGRECO_LENGTH unless `copy_bytes` is the number that lgreco_cuda_bucket_outcome_place reports. If the
+// copy holds other bytes, the outcome is meaningless and may name a layer that the bucket does not have.
 lgreco_status lgreco_cuda_bucket_read_outcome(struct lgreco_cuda *cuda,
                                               struct lgreco_cuda_bucket *bucket,
                                               const void *copy,
                                               size_t copy_bytes,
                                               struct lgreco_cuda_outcome *outcome);
 
-// Reports the device address of an f32 that is 1 after a step that failed on some rank, else 0. Loss scalers read it
-// as `found_inf`.
+// Reports the device address of an f32 flag: 1 if the last step failed on some rank, else 0. Loss scalers read this
+// flag as `found_inf`.
 lgreco_status lgreco_cuda_bucket_found_inf(struct lgreco_cuda *cuda,
                                            struct lgreco_cuda_bucket *bucket,
                                            float **found_inf);
 
 // Blocking: copies the residuals of all layers, one layer after the other, to host memory. Call it between two steps.
 //
-// Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, LGRECO_DEVICE.
+// Fails with LGRECO_LENGTH unless `values_len` is the number of elements of all layers, and with LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_get_residuals(struct lgreco_cuda *cuda,
                                                struct lgreco_cuda_bucket *bucket,
                                                float *values,
@@ -263,23 +266,23 @@ lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
                                                const float *values,
                                                size_t values_len);
 
-// Blocking: copies the residuals and the number of steps from another bucket with the same layers to this one, between
-// two steps. Use it to change the layers' settings. PowerSGD's factors are reset. Both buckets belong to this
-// lgreco_cuda.
+// Blocking: copies the residuals and the step count of another bucket with the same layers to this bucket, between two
+// steps. Use this call to change the layers' settings. PowerSGD's factors are reset. Both buckets must have been made
+// with `cuda`.
 //
-// Fails with LGRECO_LENGTH when the layers have other numbers of elements, LGRECO_BUSY for the same bucket twice,
-// LGRECO_DEVICE.
+// Fails with LGRECO_LENGTH when the layers have other numbers of elements, with LGRECO_BUSY for the same bucket twice,
+// and with LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
                                            struct lgreco_cuda_bucket *bucket,
                                            struct lgreco_cuda_bucket *from);
 
-// Frees a bucket and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. Its memory
-// may be freed once all work that was enqueued with it is done.
+// Frees a bucket and sets the caller's pointer to NULL. Does nothing for NULL, or for a pointer to NULL. The bucket's
+// memory may be freed once all work that was enqueued with the bucket is done.
 lgreco_status lgreco_cuda_bucket_destroy(struct lgreco_cuda_bucket **bucket);
 
 /* ---- 4. Single payloads ---- */
 
-// Selects the random bits of one payload. QSGD's rounding uses all fields; PowerSGD's start matrix uses `seed` and
+// Selects the random bits of one payload. QSGD's rounding uses all fields. PowerSGD's start matrix uses `seed` and
 // `layer`. The layout of this struct never changes.
 typedef struct lgreco_rng_stream {
     // Seed of the run, the same on every rank.
@@ -288,12 +291,12 @@ typedef struct lgreco_rng_stream {
     uint32_t step;
     // Index of the layer in the model.
     uint32_t layer;
-    // Number of this worker. It must differ between workers, or their rounding errors do not average out.
+    // Number of this worker. The number must differ between workers, or their rounding errors do not average out.
     uint32_t rank;
 } lgreco_rng_stream;
 
-// Reports the number of payload bytes of a layer under a setting. It does not depend on the values, which are not
-// read.
+// Reports the number of payload bytes of a layer under a setting. The number does not depend on the values, and the
+// call does not read them.
 //
 // Fails with LGRECO_PARAMETER when the setting does not fit the layer.
 lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
@@ -303,11 +306,12 @@ lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
 
 // Blocking: compresses a gradient in the device's memory into a payload in host memory. The gradient is `values` of
 // `layer`. `length` receives the payload's number of bytes. `rng` selects the random bits. The call supports
-// uncompressed gradients, EDEN, TopK, TopK with values in few bits, QSGD with bucket sizes of a power of two from 64
-// to 4096, and PowerSGD with ranks up to 1024.
+// uncompressed gradients, EDEN, TopK, and TopK with values in few bits. It also supports QSGD with bucket sizes of a
+// power of two from 64 to 4096, and PowerSGD with ranks up to 1024.
 //
-// Fails with LGRECO_NON_FINITE, LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len, LGRECO_UNAVAILABLE for
-// other methods and ranks, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+// Fails with LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len reports, and with LGRECO_UNAVAILABLE
+// for other methods, bucket sizes and ranks. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,
+// LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE.
 lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
                                  const struct lgreco_layer *layer,
                                  const char *setting,
@@ -319,8 +323,8 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
 // Enqueued for QSGD, blocking for other methods: decodes any payload in host memory into `values` in the device's
 // memory. `values_len` is the number of elements. The payload may be freed when the call returns.
 //
-// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
-// writes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` are then unusable.
+// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH for bytes that no
+// encoder writes. Also fails with LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE. `values` are then unusable.
 lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
                                  const uint8_t *payload,
                                  size_t length,
@@ -328,7 +332,7 @@ lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
                                  size_t values_len);
 
 // Enqueued: compresses a gradient like lgreco_cuda_encode, but into `payload` in the device's memory, so that NCCL can
-// send it. `payload` is aligned to 4 bytes. A later lgreco_cuda_check reports whether the gradient could be
+// send it. `payload` is aligned to 4 bytes. A later call of lgreco_cuda_check reports whether the gradient could be
 // compressed. Work that is enqueued after this call may overwrite the gradient.
 //
 // Fails like lgreco_cuda_encode, except for errors about values, and with LGRECO_DEVICE when a check is due.
@@ -340,13 +344,14 @@ lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
                                            size_t capacity,
                                            size_t *length);
 
-// Enqueued: decodes a payload in the device's memory into `values` there. A payload that is not 4-byte aligned is first
-// copied to the library's memory. The payload comes from lgreco_cuda_encode_to_device on any worker, for this layer under
-// this setting; the layer's `values` are not read. Other bytes decode to arbitrary values, or lgreco_cuda_check reports
-// them. Supports QSGD, EDEN, TopK and PowerSGD.
+// Enqueued: decodes a payload in the device's memory into `values` in the device's memory. The library first copies a
+// payload that is not 4-byte aligned to its own memory. The payload must come from lgreco_cuda_encode_to_device on any
+// worker, for this layer under this setting. The layer's `values` are not read. Other bytes decode to arbitrary
+// values, or lgreco_cuda_check reports a failure. Supports QSGD, EDEN, TopK and PowerSGD.
 //
-// Fails with LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len or `values_len` is not the layer's number of
-// elements, LGRECO_UNAVAILABLE for other methods, LGRECO_DEVICE, also when a check is due.
+// Fails with LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len reports, or when `values_len` is not the
+// layer's number of elements. Fails with LGRECO_UNAVAILABLE for other methods, and with LGRECO_DEVICE when the driver
+// fails or a check is due.
 lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
                                            const struct lgreco_layer *layer,
                                            const char *setting,
@@ -355,10 +360,11 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
                                            float *values,
                                            size_t values_len);
 
-// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check. It
-// does not read gradients. The message gives the number of the first failed call, from 0, among all calls of both
-// kinds that returned LGRECO_OK since the last check. Later calls may have failed too, but are not reported. So do not
-// use their results, nor those of the failed call. A check is due after at most 4096 such calls.
+// Blocking: checks all calls of lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device since the last check.
+// The check does not read gradients. The message has the number of the first failed call. Calls of both kinds that
+// returned LGRECO_OK since the last check are numbered from 0. Later calls may have failed too, but are not reported.
+// After a failed check, do not use the results of the failed call or of later calls. A check is due after at most 4096
+// calls of both kinds.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY. LGRECO_DEVICE means that
 // the driver failed. The message then names no call, and any call may have failed.
@@ -380,9 +386,9 @@ enum {
 lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
                                      uint64_t *bytes);
 
-// Reports the bytes of device memory that `calls` need for these layers, under any setting that `options` offer.
-// `values` are not read, and the device is not used. The result equals that of lgreco_cuda_held_bytes after a new
-// handle has reserved the memory.
+// Reports the bytes of device memory that `calls` need for these layers, under every candidate setting of `options`.
+// `values` are not read, and the device is not used. When a new handle has reserved this memory,
+// lgreco_cuda_held_bytes reports the same number.
 //
 // Fails like lgreco_cuda_measure, except for errors about values, and with LGRECO_UNKNOWN_CONSTANT.
 lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,
@@ -392,11 +398,11 @@ lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,
                                           lgreco_cuda_calls calls,
                                           uint64_t *bytes);
 
-// Blocking: allocates the memory that lgreco_cuda_workspace_bytes reports, and compiles and loads the kernels. Later
-// `calls` for these layers, under any setting that `options` offer, then allocate nothing on the device and load
+// Blocking: allocates the memory that lgreco_cuda_workspace_bytes reports, and compiles and loads the kernels. After
+// that, `calls` for these layers, under every candidate setting of `options`, allocate nothing on the device and load
 // nothing.
 //
-// Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+// Fails like lgreco_cuda_workspace_bytes, and with LGRECO_OUT_OF_MEMORY and LGRECO_DEVICE.
 lgreco_status lgreco_cuda_reserve(struct lgreco_cuda *cuda,
                                   const struct lgreco_layer *layers,
                                   size_t layers_len,

@@ -1,6 +1,6 @@
 /*
- * lgreco for the cuts between pipeline stages: activations go forward, gradients go back. The stage above a cut and the
- * stage below it are two processes, and each has one end of the cut.
+ * Compression at the cuts between pipeline stages: activations go forward, gradients go back. The stages above and below
+ * a cut are two processes, and each process has one end of the cut.
  *
  *     above                                           below
  *     lgreco_cut_send_activations  ── message ──>     lgreco_cut_receive
@@ -41,17 +41,17 @@ extern "C" {
 #define LGRECO_CUT_SETTING_BYTES 76
 
 // Everything about a cut that both ends must agree on, with a checksum. The bytes are the same on every machine.
-// Compression at a cut becomes part of the model, so save this struct with the model. The layout of this struct never
-// changes.
+// Compression at a cut is part of the trained model, so save this struct with the model. The layout of this struct
+// never changes.
 typedef struct lgreco_cut_setting {
     // Written by lgreco_cut_setting_make.
     uint8_t bytes[LGRECO_CUT_SETTING_BYTES];
 } lgreco_cut_setting;
 
-// Makes a setting from options; `batch` and `features` are required.
+// Makes a setting from options. The options `batch` and `features` are required.
 //
-// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, LGRECO_PARAMETER,
-// LGRECO_FEEDBACK_RULE for options that contradict each other.
+// Fails with LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, and with LGRECO_FEEDBACK_RULE for options
+// that contradict each other. Also fails with LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER.
 lgreco_status lgreco_cut_setting_make(const char *const *options,
                                       struct lgreco_cut_setting *setting);
 //
@@ -70,12 +70,13 @@ lgreco_status lgreco_cut_setting_make(const char *const *options,
 // Whether a model that was trained with one setting of a cut may be run with another.
 LGRECO_ENUM(lgreco_compatibility) {
     LGRECO_COMPATIBILITY_SAME = 0,  // The settings are the same.
-    LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY = 1,  // Evaluation gives the same numbers, but training continues differently.
-    LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY = 2,  // Evaluation runs another model than the trained one.
+    LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY = 1,  // Evaluation gives the same numbers, but further training differs.
+    // Evaluation gives different numbers, because the setting changes the model.
+    LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY = 2,
 };
 
-// Compares `setting` with `trained`, the setting that a model was trained with. `what` may be NULL; otherwise it receives
-// the name of the first field that differs, such as "forward codec", or "" if none does. The text is static.
+// Compares `setting` with `trained`, the setting that a model was trained with. If `what` is not NULL, it receives the
+// name of the first field that differs, such as "forward codec", or "" if no field differs. The text is static.
 //
 // Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 lgreco_status lgreco_cut_setting_compare(const struct lgreco_cut_setting *setting,
@@ -85,18 +86,18 @@ lgreco_status lgreco_cut_setting_compare(const struct lgreco_cut_setting *settin
 
 /* ---- 2. An end ---- */
 
-// One end of a cut between two pipeline stages. The other end is in another process. Messages between them must not be
-// lost or change their order.
+// One end of a cut between two pipeline stages. The other end is in another process. Messages between the two ends
+// must not be lost or change their order.
 typedef struct lgreco_cut lgreco_cut;
 
 // An end of a cut.
 LGRECO_ENUM(lgreco_end) {
-    LGRECO_END_UPSTREAM = 0,  // The stage above. It sends activations and receives gradients.
-    LGRECO_END_DOWNSTREAM = 1,  // The stage below. It receives activations and sends gradients.
+    LGRECO_END_UPSTREAM = 0,  // The stage above. The upstream end sends activations and receives gradients.
+    LGRECO_END_DOWNSTREAM = 1,  // The stage below. The downstream end receives activations and sends gradients.
 };
 
-// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends takes an
-// unused generation, so that messages of an old end are refused.
+// Creates a new end. Both ends need the same setting and generation. A run that resumes without saved ends must take
+// an unused generation, so that messages of old ends are refused.
 //
 // Fails with LGRECO_CHECKSUM or LGRECO_SAVED_STATE for bytes that are not a setting.
 lgreco_status lgreco_cut_create(const struct lgreco_cut_setting *setting,
@@ -116,13 +117,13 @@ lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
 // Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
-// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number; lgreco_cut_receive
-// returns the same number together with that micro-batch's gradients. For AQ-SGD, `ids` has one id per sample, or
-// LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates only while
-// a memory of samples grows.
+// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number. Later,
+// lgreco_cut_receive returns the same number with the micro-batch's gradients. For AQ-SGD, `ids` has one id per
+// sample, or LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates
+// only while AQ-SGD's memory of samples grows.
 //
-// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
-// LGRECO_TOO_MANY_IN_FLIGHT, and with LGRECO_OTHER_END for a downstream end.
+// Fails with LGRECO_OTHER_END for a downstream end. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,
+// LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE and LGRECO_TOO_MANY_IN_FLIGHT.
 lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           const void *values,
                                           lgreco_dtype dtype,
@@ -133,8 +134,8 @@ lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
                                           size_t *length,
                                           uint64_t *ticket);
 
-// Writes the number of samples in a message for this end to `samples`. It is at most a batch. The message has this
-// number of samples times the number of features as values.
+// Writes the number of samples in a message for this end to `samples`. The number is at most the batch size. The
+// message holds one value for each sample and feature.
 //
 // Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD or LGRECO_LENGTH for bytes that are not a message of the
 // other end, and with LGRECO_OUT_OF_STEP for a message of another generation.
@@ -143,13 +144,14 @@ lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
                                  size_t length,
                                  size_t *samples);
 
-// Decompresses the other end's message into `values`: activations downstream, gradients upstream. `values_len` is the
-// number of samples in the message times the features. `ticket` receives the micro-batch's number, which the upstream
-// end made.
+// Decompresses the other end's message into `values`. A downstream end receives activations, an upstream end
+// gradients. `values_len` is the number of samples in the message times the number of features. `ticket` receives the
+// micro-batch's number, which the upstream end has chosen.
 //
-// Fails with LGRECO_OUT_OF_STEP when this is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember
-// different values, LGRECO_PAYLOAD_HEADER for a message of another cut or for the other end. Also fails with
-// LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH.
+// Fails with LGRECO_OUT_OF_STEP when this is not the next message, and with LGRECO_SAMPLE_OUT_OF_STEP when the two
+// ends remember different values of a sample. Fails with LGRECO_PAYLOAD_HEADER for a message of another cut, or for
+// the other end. Also fails with LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_NOT_IN_FLIGHT, LGRECO_PAYLOAD_BODY and
+// LGRECO_LENGTH.
 lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,
@@ -158,11 +160,11 @@ lgreco_status lgreco_cut_receive(struct lgreco_cut *cut,
                                  uint64_t *ticket);
 
 // Downstream: compresses the gradients of a micro-batch into `message`. `ticket` is the micro-batch's number from
-// lgreco_cut_receive; it can be used once. The number of gradients equals that of the activations. Gradients of
-// different micro-batches may be sent in any order.
+// lgreco_cut_receive, and can be used once. The message has the same number of values as the micro-batch's
+// activations. Gradients of different micro-batches may be sent in any order.
 //
-// Fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, and
-// with LGRECO_OTHER_END for an upstream end.
+// Fails with LGRECO_OTHER_END for an upstream end. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE,
+// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW and LGRECO_LENGTH.
 lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
                                         uint64_t ticket,
                                         const void *values,
@@ -172,7 +174,7 @@ lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
                                         size_t capacity,
                                         size_t *length);
 
-// Ends an optimiser step. The updates from the step's messages become the state of both ends. Both ends must commit
+// Ends an optimiser step. The updates from the step's messages become part of this end's state. Both ends must commit
 // between the same two activation messages.
 //
 // Fails with LGRECO_PARAMETER when no activations went through the cut in this step.
@@ -180,11 +182,11 @@ lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
 
 /* ---- 4. Lost messages ---- */
 
-// Upstream: writes the message of a micro-batch in flight once more. Use it when the message was lost, or when the
-// same step makes another forward pass over the same values. Changes nothing.
+// Upstream: writes the message of a micro-batch in flight once more. Use this call when the message was lost, or when
+// the same step makes another forward pass over the same values. Changes nothing.
 //
-// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, LGRECO_OUT_OF_STEP when the step has
-// been committed since, LGRECO_FEEDBACK_RULE for a memory by position.
+// Fails like lgreco_cut_send_activations. Also fails with LGRECO_NOT_IN_FLIGHT, with LGRECO_OUT_OF_STEP when the step
+// has been committed since, and with LGRECO_FEEDBACK_RULE for the forward memories residual, mixed and ef21.
 lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
                                             uint64_t ticket,
                                             const void *values,
@@ -195,25 +197,27 @@ lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
                                             size_t capacity,
                                             size_t *length);
 
-// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the first message again. Changes nothing.
+// Downstream: decompresses a message of lgreco_cut_repeat_activations, or the micro-batch's first message again.
+// Changes nothing.
 //
-// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and LGRECO_FEEDBACK_RULE for a memory by
-// position.
+// Fails like lgreco_cut_receive. Also fails with LGRECO_NOT_IN_FLIGHT, and with LGRECO_FEEDBACK_RULE for the forward
+// memories residual, mixed and ef21.
 lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
                                           const uint8_t *message,
                                           size_t length,
                                           float *values,
                                           size_t values_len);
 
-// Returns the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
+// Gives back the ticket of a micro-batch whose gradients will never be sent. The other end must make the same call.
 //
 // Fails with LGRECO_NOT_IN_FLIGHT when the ticket is not in use.
-lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
+lgreco_status lgreco_cut_forget(struct lgreco_cut *cut,
+                                uint64_t ticket);
 
 /* ---- 5. Evaluation ---- */
 
-// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses it without memory.
-// Changes nothing.
+// Upstream: writes a message for evaluation. If `compressed` is not 0, the forward codec compresses the values,
+// without a memory. Changes nothing.
 //
 // Fails like lgreco_cut_send_activations for wrong values and buffers.
 lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
@@ -236,8 +240,8 @@ lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
 
 /* ---- 6. Remembered samples, and saved ends ---- */
 
-// AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number of
-// features. For an unknown sample, `found` receives 0, and `values` are unchanged.
+// For AQ-SGD: writes the remembered activations of a sample to `values`, and 1 to `found`. `values_len` is the number
+// of features. For an unknown sample, `found` receives 0, and `values` are unchanged.
 //
 // Fails with LGRECO_LENGTH if `values_len` is not the number of features.
 lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
@@ -246,21 +250,21 @@ lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
                                     size_t values_len,
                                     uint32_t *found);
 
-// AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
-// receives their number, and must not be NULL.
+// For AQ-SGD: writes the ids of all remembered samples to samples[0 .. length], least recently updated first. `length`
+// receives the number of ids, and must not be NULL.
 //
-// Fails with LGRECO_LENGTH when `capacity` is less than this number. Even then `length` is set, and `samples` may be
-// NULL.
+// Fails with LGRECO_LENGTH when `capacity` is less than the number of ids. Even then `length` is set, and `samples`
+// may be NULL.
 lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
                                             uint64_t *samples,
                                             size_t capacity,
                                             size_t *length);
 
-// Writes the state of this end. Both ends must be saved after the same step. `length` receives the number of bytes and
-// must not be NULL.
+// Writes the state of this end to `saved`. Save both ends after the same step. `length` receives the number of bytes
+// and must not be NULL.
 //
 // Fails with LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight. Fails with
-// LGRECO_LENGTH when `capacity` is less than this number; even then `length` is set, and `saved` may be NULL.
+// LGRECO_LENGTH when `capacity` is less than the number of bytes; even then `length` is set, and `saved` may be NULL.
 lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
                               uint8_t *saved,
                               size_t capacity,
@@ -268,8 +272,9 @@ lgreco_status lgreco_cut_save(struct lgreco_cut *cut,
 
 // Creates an end from a saved state. The run continues bit for bit. Any bytes are allowed as input.
 //
-// Fails with LGRECO_OTHER_SETTING for a state with another setting, LGRECO_CHECKSUM for a damaged one, and
-// LGRECO_SAVED_STATE and others for bytes that are not a state of such an end.
+// Fails with LGRECO_OTHER_SETTING for a state with another setting, and with LGRECO_CHECKSUM for a damaged state.
+// Fails with LGRECO_SAVED_STATE or another code for bytes that are not the state of an upstream or downstream end, as
+// `end` says.
 lgreco_status lgreco_cut_restore(const struct lgreco_cut_setting *setting,
                                  lgreco_end end,
                                  const uint8_t *saved,

@@ -1,6 +1,6 @@
 //! EF-mixed, a variant of error feedback: chooses the entries of each sample that are sent.
 //!
-//! This definition is ours. The paper that names the method (arXiv 2401.07788) was not available.
+//! This definition is ours: of the paper that names the method (arXiv 2401.07788), the definition was not available.
 
 use crate::Error;
 use crate::gradient::Element;

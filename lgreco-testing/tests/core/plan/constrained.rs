@@ -192,7 +192,7 @@ fn what_the_table_cannot_have_is_named() {
     let unequal = Table::new(&choices, &[2, 6]).unwrap();
     let told = Merged::new(&unequal, demands().group([0, 1])).unwrap_err();
     assert_eq!(told, Error::UnequalOptions { layer: 1, options: 4, first: 0, expected: 2 });
-    assert_eq!(told.to_string(), "layer 1 has 4 options, but layer 0 of its group has 2: they must have as many");
+    assert_eq!(told.to_string(), "layer 1 has 4 options, but layer 0 of its group has 2: they must have equally many");
     let merged = Merged::new(&table, demands().group([2, 1]).group([1, 1])).unwrap();
     assert_eq!((merged.view().layers(), merged.layers(0), merged.layers(1)), (2, &[0][..], &[1, 2][..]));
     assert_eq!(merged.expand(&[0, 2]), Err(Error::NoSuchOption { layer: 1, option: 2, options: 2 }));
@@ -202,7 +202,7 @@ fn what_the_table_cannot_have_is_named() {
     assert_eq!(told, Error::RuledOut { layer: 2, option: 0, allowed: 1 });
     assert_eq!(
         told.to_string(),
-        "layer 2: the table's groups and fixed options rule option 0 out; they allow option 1, for one"
+        "layer 2: the table's groups and fixed options rule option 0 out; for example, option 1 is allowed"
     );
     // A group's fixed option rules out the other options in all layers of the group.
     let fixed = Merged::new(&table, demands().group([1, 2]).fix(2, 1)).unwrap();
