@@ -5,10 +5,10 @@ use lgreco_train::rng::Stream;
 
 const SPLITS: u32 = 200;
 
-/// Returns two of Spearman's correlations between a metric and the losses of half of the plans, as means over random
-/// halves. The metric is the part of biased methods, plus a weight times the part of unbiased methods. For the first
-/// correlation, the weight is fitted to the other half of the plans. For the second correlation, the weight is
-/// `weight`.
+/// Returns two rank correlations (Spearman's) between a metric and the losses of plans. The metric is the part of biased
+/// methods, plus a weight times the part of unbiased methods. For the first correlation, the weight is fitted to one half
+/// of the plans, and the correlation is that of the other half. For the second correlation, the weight is `weight`. Both
+/// are means over random halves.
 pub fn halves(parts: &[[f64; 2]], losses: &[f64], weight: f64) -> [f64; 2] {
     let mut sums = [0.0; 2];
     for split in 0..SPLITS {

@@ -6,6 +6,7 @@
 mod args;
 pub mod chart;
 mod commands;
+mod comparison;
 mod facts;
 pub mod failure;
 pub mod gradients;
@@ -15,6 +16,7 @@ mod report;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
+mod text_table;
 mod units;
 mod watch;
 

@@ -2,13 +2,12 @@
 
 use crate::facts::{Facts, LeftAlone};
 use crate::failure::printable;
+use crate::text_table::Rows;
 use crate::units::{bits, bits_both, counted, exact_bits, grouped, ratio, seconds, shape, significant};
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use lgreco::plan::budget::Budget;
 use lgreco::plan::{Limit, Plan, Proof, Summary};
 use lgreco::search::Metric;
 use lgreco::table::NamedTable;
-use std::cmp::Ordering;
 
 /// A note on comparing the errors of unbiased and biased methods under one budget.
 pub const HYBRID_NOTE: &str = "
@@ -23,44 +22,6 @@ pub struct Point {
     pub error: f64,
     /// The plan's size in bits.
     pub size: u64,
-}
-
-/// Plans of several solvers and baselines for one table, within the same limit.
-#[derive(Clone, Debug)]
-pub struct Comparison {
-    /// Name of the method, or names such as `qsgd,topk`.
-    pub method: String,
-    /// The metric of the errors.
-    pub metric: &'static str,
-    /// The error budget or the size limit.
-    pub limit: Limit,
-    /// Size of the uncompressed layers in bits.
-    pub uncompressed: u64,
-    /// Error and size of the default options.
-    pub uniform: Point,
-    /// Seconds of measurement.
-    pub measure: f64,
-    /// The plans. If the limit is infeasible, this list has only the plan of the default options.
-    pub schemes: Vec<Scheme>,
-    /// The smallest possible error or size, if the limit is infeasible.
-    pub smallest: Option<Limit>,
-}
-
-/// A solver or baseline, and its plan.
-#[derive(Clone, Copy, Debug)]
-pub struct Scheme {
-    /// Its name.
-    pub name: &'static str,
-    /// Size of the plan in bits.
-    pub size: u64,
-    /// Error of the plan.
-    pub error: f64,
-    /// Whether the plan is within the limit.
-    pub within_budget: bool,
-    /// The proof, for solvers that give one.
-    pub proof: Option<Proof>,
-    /// Seconds that the scheme took. `None` for the default options, which need no choice.
-    pub seconds: Option<f64>,
 }
 
 /// A plan and its origin.
@@ -271,12 +232,12 @@ pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
 }
 
 /// A ratio as text: `1.23×`.
-fn times(whole: f64, part: f64) -> String {
+pub fn times(whole: f64, part: f64) -> String {
     format!("{}×", significant(whole / part))
 }
 
 /// The used part of a size limit, in the form of [`share`].
-fn size_share(size: u64, limit: u64) -> String {
+pub fn size_share(size: u64, limit: u64) -> String {
     match (size, limit) {
         (0, _) => "0 %".into(),
         _ if size == limit => "100.00 %".into(),
@@ -300,130 +261,13 @@ fn device_memory(facts: Option<&Facts>) -> Option<(&'static str, String)> {
     Some(("device memory", format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)))
 }
 
-fn times_taken(times: &[(&str, f64)]) -> String {
+pub fn times_taken(times: &[(&str, f64)]) -> String {
     times.iter().map(|(what, s)| format!("{what} {}", seconds(*s))).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats names and values in two columns.
-fn aligned(lines: &[(&str, String)]) -> String {
+pub fn aligned(lines: &[(&str, String)]) -> String {
     lines.iter().map(|(name, value)| format!("{name:14}{value}\n")).collect()
-}
-
-/// A text table. The first column is aligned left, all other columns right. Empty columns are left out.
-pub struct Rows {
-    head: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
-}
-
-impl Rows {
-    /// Starts a table with these column names.
-    pub fn new(head: &[&'static str]) -> Self {
-        Rows { head: head.to_vec(), rows: Vec::new() }
-    }
-
-    /// Adds a row, one cell per column.
-    pub fn add<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.head.len());
-        self.rows.push(cells.into());
-    }
-
-    /// The table as text. Every line ends with a newline.
-    pub fn render(&self) -> String {
-        let shown: Vec<usize> =
-            (0..self.head.len()).filter(|&column| self.rows.iter().any(|row| !row[column].is_empty())).collect();
-        let mut table = Table::new();
-        table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
-        table.set_header(shown.iter().map(|&column| self.head[column]).collect::<Vec<_>>());
-        for row in &self.rows {
-            table.add_row(shown.iter().map(|&column| &row[column]).collect::<Vec<_>>());
-        }
-        for (place, column) in table.column_iter_mut().enumerate() {
-            column.set_padding((0, 2));
-            if place > 0 {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned() + "\n").collect();
-        lines.concat()
-    }
-}
-
-/// Formats the plans of solvers and baselines, method after method.
-pub fn compared(comparisons: &[Comparison]) -> String {
-    let head = ["method", "limit", "scheme", "bits", "ratio", "error", "gain", "limit used", "above optimum", "time"];
-    let mut rows = Rows::new(&head);
-    for comparison in comparisons {
-        let limit = match comparison.limit {
-            Limit::Error(_) => "error",
-            Limit::Size(_) => "size",
-        };
-        for scheme in &comparison.schemes {
-            let (gain, used) = match comparison.limit {
-                Limit::Error(budget) => (ratio(comparison.uniform.size, scheme.size), share(scheme.error, budget)),
-                Limit::Size(limit) => (times(comparison.uniform.error, scheme.error), size_share(scheme.size, limit)),
-            };
-            rows.add([
-                comparison.method.clone(),
-                limit.into(),
-                scheme.name.into(),
-                grouped(scheme.size),
-                ratio(comparison.uncompressed, scheme.size),
-                significant(scheme.error),
-                gain,
-                used,
-                comparison.above_optimum(scheme),
-                scheme.seconds.map_or_else(String::new, seconds),
-            ]);
-        }
-        if let Some(smallest) = comparison.smallest {
-            let dash = || "-".to_owned();
-            let told = match smallest {
-                Limit::Error(error) => format!("infeasible (smallest error {error})"),
-                Limit::Size(size) => format!("infeasible (smallest size {})", exact_bits(size)),
-            };
-            let (method, limit) = (comparison.method.clone(), limit.into());
-            rows.add([method, limit, told, dash(), dash(), dash(), dash(), dash(), dash(), String::new()]);
-        }
-    }
-    let mut times: Vec<_> = comparisons.iter().map(|comparison| (&*comparison.method, comparison.measure)).collect();
-    times.dedup();
-    let gain = "within an error, how many times smaller than uniform; within a size, how many times less error";
-    format!("{}\n{}", rows.render(), aligned(&[("gain", gain.into()), ("measuring", times_taken(&times))]))
-}
-
-impl Comparison {
-    /// How far a plan is above the optimum within the limit. If the optimum is not proved, the result is an upper
-    /// bound.
-    fn above_optimum(&self, scheme: &Scheme) -> String {
-        if !scheme.within_budget {
-            return "-".into();
-        }
-        let bound = |scheme: &Scheme| match scheme.proof? {
-            Proof::Size { lower_bound, .. } => Some(lower_bound as f64),
-            Proof::Error { lower_bound, .. } => Some(lower_bound),
-        };
-        let best = self.schemes.iter().filter(|scheme| bound(scheme).is_some());
-        let Some(proof) = best.max_by(|a, b| bound(a).partial_cmp(&bound(b)).unwrap_or(Ordering::Equal)) else {
-            return String::new();
-        };
-        let against = |scheme: &Scheme| {
-            let (size, error) = (scheme.size, scheme.error);
-            proof.proof.map(|proof| Summary { size, error, proof })
-        };
-        let proven = |scheme: &Scheme| against(scheme).is_some_and(|summary| summary.proven());
-        if proven(scheme) {
-            return "optimal".into();
-        }
-        let gap = against(scheme).map_or(f64::INFINITY, |summary| summary.gap());
-        if gap.is_infinite() {
-            return "not proven".into();
-        }
-        let percent = significant(100.0 * gap);
-        match self.schemes.iter().any(|scheme| scheme.within_budget && proven(scheme)) {
-            true => format!("{percent} %"),
-            false => format!("at most {percent} %"),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -440,57 +284,6 @@ mod tests {
         assert_eq!((share(0.0, 0.0), share(0.0, 1.0)), ("0 %".into(), "0 %".into()));
         assert_eq!(share(1.0, 0.0), "inf % (over)");
         assert_eq!((share(1e305, 1e305), share(f64::MAX, 1e308)), ("100.00 %".into(), "179.77 % (over)".into()));
-    }
-
-    #[test]
-    fn schemes_are_measured_against_the_largest_proved_bound() {
-        let scheme = |size, within_budget, lower_bound: Option<u64>| Scheme {
-            name: "s",
-            size,
-            error: 1.0,
-            within_budget,
-            proof: lower_bound.map(|lower_bound| Proof::Size { lower_bound, budget: 1.0 }),
-            seconds: None,
-        };
-        let mut comparison = Comparison {
-            method: "qsgd".into(),
-            metric: "l2",
-            limit: Limit::Error(1.0),
-            uncompressed: 1,
-            uniform: Point { error: 1.0, size: 1 },
-            measure: 0.0,
-            smallest: None,
-            schemes: vec![scheme(150, true, None), scheme(90, false, None), scheme(110, true, Some(100))],
-        };
-        let told = |c: &Comparison| c.schemes.iter().map(|s| c.above_optimum(s)).collect::<Vec<_>>();
-        assert_eq!(told(&comparison), ["at most 50.0 %", "-", "at most 10.0 %"]);
-        comparison.schemes.push(scheme(100, true, Some(100)));
-        assert_eq!(told(&comparison), ["50.0 %", "-", "10.0 %", "optimal"]);
-    }
-
-    #[test]
-    fn errors_are_measured_against_the_largest_proved_bound() {
-        let scheme = |error, lower_bound: Option<f64>| Scheme {
-            name: "s",
-            size: 9,
-            error,
-            within_budget: true,
-            proof: lower_bound.map(|lower_bound| Proof::Error { lower_bound, size_limit: 9 }),
-            seconds: None,
-        };
-        let comparison = Comparison {
-            method: "qsgd".into(),
-            metric: "l2",
-            limit: Limit::Size(9),
-            uncompressed: 1,
-            uniform: Point { error: 1.0, size: 1 },
-            measure: 0.0,
-            smallest: None,
-            schemes: vec![scheme(1.5, None), scheme(1.25, Some(0.5)), scheme(1.0 + 1e-14, Some(1.0))],
-        };
-        let told: Vec<_> = comparison.schemes.iter().map(|s| comparison.above_optimum(s)).collect();
-        assert_eq!(told, ["50.0 %", "25.0 %", "optimal"]);
-        assert!(compared(&[comparison]).contains("qsgd"));
     }
 
     #[test]

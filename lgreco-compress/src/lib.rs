@@ -171,7 +171,7 @@ pub trait Compressor {
     ) -> Result<usize, Error>;
 
     /// Encodes `compensated`, a gradient plus its residual. Some compressors read the gradient without residual as well
-    /// ([`Traits::sees_gradient`]). All other compressors only [`encode`](Compressor::encode) `compensated`.
+    /// ([`Traits::sees_gradient`]). All other compressors ignore `gradient`.
     ///
     /// # Errors
     /// The errors of [`encode`](Compressor::encode), and [`Error::Length`] when the two tensors differ in shape.

@@ -50,7 +50,7 @@ impl<S: Side> End<S> {
     /// Restores the end that [`save`](End::save) wrote. The restored end continues bit for bit. Any bytes may be given.
     ///
     /// # Errors
-    /// [`Error::OtherSetting`] when the end was saved under another setting. [`CoreError::Checksum`] when the bytes of
+    /// [`Error::OtherSetting`] when this end of the cut was saved under another setting. [`CoreError::Checksum`] when the bytes of
     /// a saved end have changed. [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::Parameter`],
     /// [`Error::FeedbackRule`] and [`CoreError::TooManyElements`] on bytes that no end writes.
     /// [`CoreError::OutOfMemory`] when memory cannot be allocated.

@@ -4,8 +4,8 @@ use crate::cores::detached;
 use crate::error::{LgrecoError, raised};
 use crate::memory::Gradients;
 use crate::request::Request;
-use lgreco_train::controller::Tensor;
 use lgreco_train::controller::two_level::LevelsBucket;
+use lgreco_train::controller::{Joined, Tensor};
 use lgreco_train::{CoreError, Error};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -18,6 +18,9 @@ pub(crate) struct Bucket {
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
     pub(crate) gradients: Gradients,
+    /// Whether one collective sums all gradients, in place.
+    #[pyo3(get)]
+    pub(crate) is_joined: bool,
 }
 
 #[pymethods]
@@ -27,7 +30,7 @@ impl Bucket {
     #[new]
     fn new() -> Bucket {
         let (tensors, names) = (Arc::from([]), Arc::from([]));
-        Bucket { bucket: None, tensors, names, gradients: Gradients::default() }
+        Bucket { bucket: None, tensors, names, gradients: Gradients::default(), is_joined: false }
     }
 
     #[getter]
@@ -38,14 +41,23 @@ impl Bucket {
     /// Largest possible number of collectives.
     fn rounds(&self, py: Python<'_>) -> PyResult<usize> {
         let bucket = self.bucket.as_ref().ok_or_else(closed)?;
-        Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.len())
+        let rounds = bucket.rounds().map_err(|error| raised(py, error, &self.names))?.len();
+        // One collective sums all layers of a joined bucket.
+        Ok(if self.is_joined { rounds + 1 - bucket.layers().len() } else { rounds })
+    }
+
+    /// Declares, before `submit` or `submit_failure`, that the gradients are one piece of f32 values on all ranks.
+    fn join(&mut self, py: Python<'_>) -> PyResult<()> {
+        let Bucket { bucket, names, is_joined, .. } = self;
+        *is_joined = bucket.as_mut().ok_or_else(closed)?.join().map_err(|error| raised(py, error, names))?;
+        Ok(())
     }
 
     /// Submits the gradients at these addresses. Until the bucket is done, gradients must stay in place, and nothing
     /// else may use their memory. With `hold_zeros`, layers whose gradient is all zeros keep their residual instead of
     /// sending it.
     fn submit(&mut self, py: Python<'_>, addresses: Vec<usize>, hold_zeros: bool) -> PyResult<()> {
-        let Bucket { bucket, tensors, names, gradients } = self;
+        let Bucket { bucket, tensors, names, gradients, is_joined } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
         let layers = bucket.layers();
         let (expected, found) = (layers.len(), addresses.len());
@@ -58,6 +70,9 @@ impl Bucket {
             .zip(addresses)
             .map(|(&layer, address)| (address, tensors[layer].dtype(), tensors[layer].shape().elements()));
         *gradients = Gradients::new(places)?;
+        if *is_joined && gradients.in_one_piece().is_none() {
+            return Err(LgrecoError::new_err("the gradients of a joined bucket are not one piece of memory"));
+        }
         let submitted = detached(py, || {
             for (at, &layer) in layers.iter().enumerate().filter(|_| hold_zeros) {
                 if gradients.is_zero(at) {
@@ -91,10 +106,16 @@ impl Bucket {
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
+        let piece = gradients.in_one_piece().unwrap_or_default();
         let next = detached(py, || {
             gradients.with(|values| {
-                let next = if bucket.is_paused() { bucket.next(values)? } else { bucket.next_but_last(values)? };
-                Ok(next.map(Request::within))
+                if bucket.is_paused() {
+                    return Ok(bucket.next(values)?.map(Request::within));
+                }
+                Ok(bucket.next_joined(values)?.map(|(group, next)| match next {
+                    Joined::Request(request) => Request::within((group, request)),
+                    Joined::Gradients => Request::of_gradients(piece),
+                }))
             })
         });
         next.map_err(|error| raised(py, error, names))

@@ -132,7 +132,7 @@ impl Controller {
             return Err(LgrecoError::new_err("the bucket is open: it has the layers of another exchange"));
         }
         let (tensors, names) = (tensors.clone(), self.names.clone());
-        *bucket = Bucket { bucket: Some(open()?), tensors, names, gradients: Gradients::default() };
+        *bucket = Bucket { bucket: Some(open()?), tensors, names, gradients: Gradients::default(), is_joined: false };
         Ok(())
     }
 

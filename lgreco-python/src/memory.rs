@@ -65,6 +65,18 @@ impl Gradients {
         }
     }
 
+    /// The memory of all gradients as address and number of bytes, if they are f32 and follow each other without gaps.
+    pub(crate) fn in_one_piece(&self) -> Option<(usize, usize)> {
+        let (first, bytes) = (self.0.first()?.address, |place: &Place| place.elements * place.dtype.bytes());
+        let mut end = first;
+        let follows = |place: &Place| {
+            let follows = place.elements > 0 && place.dtype == Dtype::F32 && place.address == end;
+            end += bytes(place);
+            follows
+        };
+        self.0.iter().all(follows).then(|| (first, self.0.iter().map(bytes).sum()))
+    }
+
     /// Runs `work` on the gradients.
     pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut [ValuesMut<'_>]) -> T) -> T {
         // SAFETY: by the contract of `Bucket.submit` and `Controller.forget_moved` (`_lgreco.pyi`), the caller keeps

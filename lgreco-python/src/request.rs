@@ -37,6 +37,11 @@ impl Request {
         Request { group, ..Request::from(request) }
     }
 
+    /// The all-reduce of a joined bucket.
+    pub(crate) fn of_gradients(memory: (usize, usize)) -> Request {
+        Request::plain("all_reduce", memory, &[], 0)
+    }
+
     fn plain(kind: &'static str, (address, length): (usize, usize), lens: &[u64], root: u32) -> Request {
         Request { kind, address, length, lens: lens.into(), root, ..Request::default() }
     }

@@ -60,7 +60,7 @@ def test_resuming_continues_bit_for_bit(stop: int, delay: int) -> None:
 
 
 def _out_of_order(rank: int) -> tuple[str, str]:
-    """Loads the model too early, and another rank's state. Returns the errors."""
+    """Makes two mistakes: loads the model too early, and loads another rank's state. Returns the errors."""
     model = Linear()
     outer = OuterStep(model, every=4, fragments=2, **TOPK)
     train(model, outer, rank, range(17))

@@ -85,7 +85,7 @@ def _averaged(rank: int, kind: str, options: dict[str, Any]) -> float:
     ids=["qsgd", "topk", "scatter-reduce", "fsdp2"],
 )
 def test_means_are_right_where_sums_leave_f32(kind: str, options: dict[str, Any]) -> None:
-    """Means are right, also in the first, uncompressed steps, as in plain DDP, which divides gradients before it sums them."""
+    """Large gradients have the right mean. Like plain DDP, lgreco divides them before it sums them."""
     assert max(on_ranks(4, _averaged, kind, options)) < 0.02
 
 

@@ -2,8 +2,9 @@
 
 use super::{emit, model, solve, timed, write};
 use crate::args::{BudgetArg, Compare, Limits, SizeArg, Target};
+use crate::comparison::{Comparison, Scheme, compared};
 use crate::failure::Failure;
-use crate::report::{Comparison, HYBRID_NOTE, Point, Scheme, compared};
+use crate::report::{HYBRID_NOTE, Point};
 use lgreco::Error;
 use lgreco::plan::budget::Budget;
 use lgreco::plan::{self, Limit, Plan, Proof, Solver, Summary, baseline};

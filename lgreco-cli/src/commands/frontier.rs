@@ -3,7 +3,8 @@
 use super::{constraints, emit, solve, timed};
 use crate::args::{ConstraintArgs, SolverArg, Target};
 use crate::failure::{Failure, printable};
-use crate::report::{Rows, default_point};
+use crate::report::default_point;
+use crate::text_table::Rows;
 use crate::units::{counted, grouped, ratio, seconds, significant};
 use lgreco::plan::{Frontier, Proof, exact::Limits};
 use lgreco::table::NamedTable;

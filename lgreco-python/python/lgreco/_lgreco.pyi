@@ -139,6 +139,14 @@ class Bucket:
     def rounds(self) -> int:
         """The largest possible number of collectives."""
 
+    def join(self) -> None:
+        """Declares that the gradients will be one piece of f32 values, layer after layer, on all ranks. Call it before
+        ``submit`` or ``submit_failure``. If all layers are uncompressed, one collective then sums them all in place
+        (``is_joined``)."""
+
+    @property
+    def is_joined(self) -> bool: ...
+
     def submit(self, addresses: list[int], hold_zeros: bool) -> None:
         """Submits this step's gradients, adds residuals and compresses.
 

@@ -24,6 +24,7 @@ mod elsewhere;
 mod failures;
 mod golden;
 mod halves;
+mod joined;
 #[cfg(feature = "json")]
 mod line;
 mod measured;

@@ -48,7 +48,7 @@ pub(super) struct Control {
     pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
     /// Whether settings have changed in this step.
     pub switched: bool,
-    /// Fingerprint of the step, which all ranks compare by the messages of buckets.
+    /// Fingerprint of the step. Buckets send it in their messages, so that all ranks compare it.
     pub terms: u64,
     /// The time at which the step began.
     pub began: Option<f64>,

@@ -6,16 +6,17 @@
 
 use super::NonFinite;
 use super::arena::{Arena, Needs};
+use super::layer_plan::StepPlan;
 use super::lent_layer::{LentLayer, is_too_large};
 use super::par_layers;
 use super::spare::Spare;
 use super::tensor::check_layer;
-#[cfg(doc)]
-use crate::exchange::Route;
+use crate::compress::Setting;
 use crate::exchange::{
-    Agreement, Flight, Host, Moment, Part, Program, Request, Round, is_of_others, request_in, request_of,
+    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Route, is_of_others, request_in, request_of,
+    share_of_others,
 };
-use crate::gradient::ValuesMut;
+use crate::gradient::{Dtype, ValuesMut};
 use crate::{CoreError, Error};
 use lgreco::error::expect_len;
 
@@ -115,6 +116,14 @@ pub struct Bucket {
     pub(super) progress: Progress,
 }
 
+/// The next collective of a bucket that may be [joined](Bucket::join).
+pub enum Joined<'b> {
+    /// The collective on this memory.
+    Request(Request<'b>),
+    /// An all-reduce of all gradients of the bucket, as one piece of f32 values.
+    Gradients,
+}
+
 impl Bucket {
     /// The layers, in the order of their gradients.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
@@ -149,8 +158,25 @@ impl Bucket {
         self.expect_open()?;
         let lent = self.arena.layers.iter_mut().find(|lent| lent.state.plan.index == layer);
         let lent = lent.ok_or(Error::NotInBucket { layer })?;
-        lent.step = lent.state.in_step(self.measured, true);
+        lent.step = StepPlan { joined: lent.step.joined, ..lent.state.in_step(self.measured, true) };
         Ok(())
+    }
+
+    /// Declares, before [`submit`](Bucket::submit), that the gradients lie in one piece of memory, layer after layer. All ranks must
+    /// declare this for the same buckets. If the bucket has only uncompressed f32 layers whose sums are f32,
+    /// [`next_joined`](Bucket::next_joined) sums them all by one collective, without copies. Returns whether it will. In other
+    /// buckets, the declaration has no effect.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] after [`submit`](Bucket::submit).
+    pub fn join(&mut self) -> Result<bool, Error> {
+        self.expect_open()?;
+        let Moment { route, reduce_dtype, .. } = self.moment;
+        let sums = route != Route::Sharded && reduce_dtype == Dtype::F32;
+        let mut specs = self.arena.layers.iter().map(LentLayer::spec);
+        let joined = sums && specs.all(|spec| spec.setting == Setting::Dense && spec.in_place);
+        self.arena.layers.iter_mut().for_each(|lent| lent.step.joined = joined);
+        Ok(joined)
     }
 
     fn expect_open(&self) -> Result<(), Error> {
@@ -245,8 +271,18 @@ impl Bucket {
     /// [`submit`](Bucket::submit) does. The scratch memory of the last call includes an f32 per element of some f32 layers. These
     /// are the layers whose residual has a gain below 1 or is stored in fewer than 32 bits.
     pub fn next<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Request<'b>>, Error> {
+        let part = self.next_part(gradients)?;
+        self.requested(part, gradients)
+    }
+
+    /// The request for a part that is sent now.
+    fn requested<'b>(
+        &'b mut self,
+        part: Option<Part>,
+        gradients: &'b mut [ValuesMut<'_>],
+    ) -> Result<Option<Request<'b>>, Error> {
         let world = self.moment.world_size;
-        Ok(match self.next_part(gradients)? {
+        Ok(match part {
             Some(Part::Dense { place }) => {
                 let request = request_of(&mut gradients[place as usize])?;
                 self.note_wire(request.wire_bytes(world));
@@ -259,6 +295,24 @@ impl Bucket {
             }
             None => None,
         })
+    }
+
+    /// Like [`next`](Bucket::next), but one collective sums all gradients of a bucket that was [joined](Bucket::join).
+    ///
+    /// # Errors
+    /// The errors of [`next`](Bucket::next).
+    pub fn next_joined<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Joined<'b>>, Error> {
+        let part = self.next_part(gradients)?;
+        let (Some(Part::Dense { place }), Some(flight)) = (part, &mut self.flight) else {
+            return self.requested(part, gradients).map(|request| request.map(Joined::Request));
+        };
+        if !self.arena.layers[place as usize].step.joined {
+            return self.requested(part, gradients).map(|request| request.map(Joined::Request));
+        }
+        flight.join_in_place();
+        let values: usize = self.arena.layers.iter().map(|lent| lent.state.plan.shape.elements()).sum();
+        self.note_wire(8.0 * values as f64 * share_of_others(self.moment.world_size));
+        Ok(Some(Joined::Gradients))
     }
 
     /// Like [`next`](Bucket::next), but returns the part of the exchange that is sent next, instead of a request.

@@ -121,6 +121,7 @@ impl LayerPlan {
             measured,
             withheld,
             takes_reencode_error,
+            joined: false,
         }
     }
 }
@@ -157,6 +158,8 @@ pub(super) struct StepPlan {
     pub withheld: bool,
     /// Whether the error of compressing this rank's share of the mean is added to the residual, although the layer has no gradient.
     pub takes_reencode_error: bool,
+    /// See [`Spec::joined`].
+    pub joined: bool,
 }
 
 impl StepPlan {
@@ -165,7 +168,7 @@ impl StepPlan {
         match self.left {
             // The compressor's input is f32, in a separate buffer.
             Left::Instead => Spec { dtype: Dtype::F32, in_place: false, ..spec },
-            _ => spec,
+            _ => Spec { joined: self.joined, ..spec },
         }
     }
 }

@@ -165,7 +165,7 @@ mod window;
 mod worker;
 
 pub use accordion::Accordion;
-pub use bucket::Bucket;
+pub use bucket::{Bucket, Joined};
 pub use config::{Config, NonFinite, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
 pub use external::External;

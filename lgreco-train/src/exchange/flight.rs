@@ -173,6 +173,11 @@ impl Flight {
         self.met
     }
 
+    /// Records that one collective sums all layers that are summed in place.
+    pub(crate) fn join_in_place(&mut self) {
+        (self.summed, self.behind) = (self.program.layout.in_place, usize::MAX);
+    }
+
     /// Records an error of this rank between two calls, which its next message reports to the other ranks.
     pub(crate) fn fail(&mut self, failure: Error) {
         self.failure = Some(failure);

@@ -36,7 +36,8 @@ const IN_PLACE: usize = 1 << 16;
 /// Whether a layer is summed in place.
 pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) -> bool {
     let travels = spec.setting == Setting::Dense && route != Route::Sharded && reduce_dtype == Dtype::F32;
-    travels && spec.in_place && spec.shape.elements() >= IN_PLACE
+    let least = if spec.joined { 1 } else { IN_PLACE };
+    travels && spec.in_place && spec.shape.elements() >= least
 }
 
 /// Divides layers into [`LANES`] runs of about the same number of elements.

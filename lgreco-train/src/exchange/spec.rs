@@ -37,11 +37,14 @@ pub struct Spec<'a> {
     /// Whether the layer may be summed in place if it is uncompressed f32; the same on all ranks.
     /// [`Program::is_in_place`](super::Program) returns whether the layer is summed in place.
     pub in_place: bool,
+    /// Whether the values lie in one piece of memory with those of the bucket's other layers, all of which are uncompressed f32;
+    /// the same on all ranks. The layer is then summed in place even if it is small, because one collective sums all layers.
+    pub joined: bool,
 }
 
 impl From<(Setting, Shape, Dtype)> for Spec<'_> {
     fn from((setting, shape, dtype): (Setting, Shape, Dtype)) -> Self {
-        Spec { index: 0, setting, shape, dtype, shards: &[], in_place: false }
+        Spec { index: 0, setting, shape, dtype, shards: &[], in_place: false, joined: false }
     }
 }
 

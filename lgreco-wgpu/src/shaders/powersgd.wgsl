@@ -163,7 +163,7 @@ fn orthonormalise(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32
     take_steps(params.first_step, params.last_step, params.first_chunk + group.x, start, end, lane);
 }
 
-// Multiplies a band's rows by the triangles of their chunks, once these are orthonormal.
+// Multiplies each row by the triangular factor of its chunk, after the chunks were made orthonormal.
 @compute @workgroup_size(256)
 fn multiply_by_triangles(dispatch: Dispatch, @builtin(local_invocation_index) lane: u32) {
     if (!begin(dispatch)) {

@@ -1,6 +1,7 @@
 //! The candidates of a whole model. The code that owns the gradients measures these candidates.
 
-use super::layer::LayerOptions;
+use super::measured::stream;
+use super::options::LayerOptions;
 use super::range::Weighing;
 use super::{Measured, Search};
 use crate::Error;
@@ -123,7 +124,7 @@ impl Offer<'_> {
     /// ```
     pub fn rows(&self) -> impl Iterator<Item = OfferedRow<'_>> {
         self.layers.iter().flat_map(|layer| {
-            let stream = super::stream(self.seed, layer.index);
+            let stream = stream(self.seed, layer.index);
             layer.options.candidates().map(move |candidates| OfferedRow { layer: layer.index, candidates, stream })
         })
     }

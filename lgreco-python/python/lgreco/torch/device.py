@@ -334,7 +334,7 @@ class Buckets:
             self.observed.bring_home(self._device)
 
     def abandon(self) -> None:
-        """Copies the residuals from before an abandoned step to the controller, and drops all buckets.
+        """Restores the residuals from before an abandoned step, in the controller, and drops all buckets.
 
         May be called again after an interrupt.
         """

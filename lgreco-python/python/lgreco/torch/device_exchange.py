@@ -152,6 +152,9 @@ class ResidentBucket(Failing):
 class InDeviceMemory:
     """An exchange that only enqueues work, which replaces gradients by means in a GPU's memory."""
 
+    is_joined = False
+    """Only buckets on the host can be joined."""
+
     def __init__(self, cuda: Cuda, buffer: torch.Tensor) -> None:
         self.future = cuda.future()
         self._cuda = cuda

@@ -32,6 +32,10 @@ class BucketExchange(Protocol):
     def lends(self) -> bool:
         """Whether the controller lends layers to the exchange."""
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether one collective sums all gradients, after a short one that shows whether a rank has failed."""
+
     def open(self, controller: Controller, layers: list[int]) -> None:
         """Borrows the layers from the controller, if the exchange works on the host."""
 
@@ -83,6 +87,16 @@ class BucketExchange(Protocol):
         """Completes the future with zeros before the exchange ends, after a failure that ``submit`` has reported."""
 
 
+def _is_one_piece(gradients: list[torch.Tensor]) -> bool:
+    """Whether the gradients are f32 values that follow each other in memory, as in DDP's buckets."""
+    end = gradients[0].data_ptr() if gradients else 0
+    for gradient in gradients:
+        if gradient.dtype != torch.float32 or gradient.numel() == 0 or gradient.data_ptr() != end:
+            return False
+        end += gradient.nbytes
+    return bool(gradients)
+
+
 class HostExchange:
     """The exchange of one bucket in the host's memory. Gradients on a GPU are copied to the host and back.
 
@@ -118,6 +132,10 @@ class HostExchange:
     def lends(self) -> bool:
         return self.bucket is not None
 
+    @property
+    def is_joined(self) -> bool:
+        return self.bucket is not None and self.bucket.is_joined
+
     def open(self, controller: Controller, layers: list[int]) -> None:
         if self.bucket is not None:
             controller.open(layers, self.bucket)
@@ -129,6 +147,9 @@ class HostExchange:
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         if self.bucket is None:
             return
+        # A rank that has failed sends messages of the same lengths as the other ranks.
+        if _is_one_piece(gradients):
+            self.bucket.join()
         try:
             if failure is not None:
                 raise failure

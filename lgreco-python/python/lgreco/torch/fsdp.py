@@ -219,7 +219,7 @@ class _AllReduce:
         self._forget_at_reset()
 
     def _forget_at_reset(self) -> None:
-        """Makes ``reset_iter_state()``, which discards all gradients of a failed iteration, also forget the sums."""
+        """Extends ``reset_iter_state()``, which discards all gradients of a failed iteration: it then also discards the sums."""
         awaiting = self._awaiting
 
         def forgetting(reset: Callable[[], None]) -> Callable[[], None]:

@@ -64,8 +64,8 @@ class _Stage(enum.Enum):
     REDUCING = enum.auto()
     WITH_PEERS = enum.auto()
     HELD = enum.auto()
-    """The exchange with the peers has ended. The last collective is held until all buckets have reached their last one,
-    because the number of collectives with peers may differ between ranks of a node."""
+    """The exchange with the peers has ended. This bucket's all-gather starts when all buckets have come this far, because
+    the number of collectives with peers may differ between ranks of a node."""
     GATHERING = enum.auto()
     DONE = enum.auto()
 

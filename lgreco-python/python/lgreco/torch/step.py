@@ -132,10 +132,11 @@ class Steps:
         except Exception as error:
             raise self._abandoned(error) from error
         self._go_on(exchange)
-        if self._nodes is not None and len(step.exchanges) > 1 and step.exchanges[-2].is_flying():
-            # The node has summed the previous bucket in the meantime. This bucket now continues between nodes. All ranks must
-            # start collectives in this order.
-            self._go_on(step.exchanges[-2])
+        before = step.exchanges[-2] if len(step.exchanges) > 1 else None
+        if before is not None and before.is_flying() and (self._nodes is not None or before.is_joined):
+            # Meanwhile, the node's ranks have summed the previous bucket, which continues between nodes. Or all ranks of a joined
+            # bucket know that none has failed, and sum it now. All ranks start collectives in this order.
+            self._go_on(before)
         for other in step.exchanges[:-1]:
             if other.can_end():
                 self._go_on(other)

@@ -5,7 +5,7 @@ use super::{Bucket, Group, Topology, TwoLevel, is_state, load_without_nodes};
 use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
-use crate::controller::{self, Config, Contents, Controller, Loaded, MemoryUse, Report, Summary, Tensor};
+use crate::controller::{self, Config, Contents, Controller, Joined, Loaded, MemoryUse, Report, Summary, Tensor};
 use crate::exchange::{Request, Round};
 use crate::gradient::ValuesMut;
 use alloc::boxed::Box;
@@ -335,24 +335,36 @@ impl LevelsBucket {
         })
     }
 
-    /// Like [`next`](LevelsBucket::next), but with two levels also returns `None` before the bucket's last collective; see
-    /// [`Bucket::next_but_last`].
+    /// Declares that the gradients lie in one piece of memory; see [`Bucket::join`](controller::Bucket::join). Returns false with
+    /// two levels.
+    ///
+    /// # Errors
+    /// The errors of [`Bucket::join`](controller::Bucket::join).
+    pub fn join(&mut self) -> Result<bool, Error> {
+        match self {
+            LevelsBucket::One(bucket) => bucket.join(),
+            LevelsBucket::Two(_) => Ok(false),
+        }
+    }
+
+    /// Like [`next`](LevelsBucket::next), for a bucket that may be [joined](LevelsBucket::join). With two levels, also returns `None`
+    /// before the bucket's last collective; see [`Bucket::next_but_last`].
     ///
     /// # Errors
     /// The errors of [`Bucket::next`](controller::Bucket::next).
-    pub fn next_but_last<'b>(
+    pub fn next_joined<'b>(
         &'b mut self,
         gradients: &'b mut [ValuesMut<'_>],
-    ) -> Result<Option<(Option<Group>, Request<'b>)>, Error> {
+    ) -> Result<Option<(Option<Group>, Joined<'b>)>, Error> {
         Ok(match self {
-            LevelsBucket::One(bucket) => bucket.next(gradients)?.map(|request| (None, request)),
+            LevelsBucket::One(bucket) => bucket.next_joined(gradients)?.map(|joined| (None, joined)),
             LevelsBucket::Two(bucket) => {
-                bucket.next_but_last(gradients)?.map(|(group, request)| (Some(group), request))
+                bucket.next_but_last(gradients)?.map(|(group, request)| (Some(group), Joined::Request(request)))
             }
         })
     }
 
-    /// Whether [`next_but_last`](LevelsBucket::next_but_last) has reached the bucket's last collective. False with one level.
+    /// Whether [`next_joined`](LevelsBucket::next_joined) has reached the bucket's last collective. False with one level.
     pub fn is_paused(&self) -> bool {
         matches!(self, LevelsBucket::Two(bucket) if bucket.is_paused())
     }

@@ -173,7 +173,7 @@ impl Messages {
     }
 
     /// Provides memory for the last message, and writes this rank's part: its fault, or the means in its shards of the gradients.
-    /// If the node's ranks differ in the bucket's layers, the message has only faults.
+    /// If the node's ranks have put different layers into the bucket, the message has no means, but only faults.
     ///
     /// # Errors
     /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
