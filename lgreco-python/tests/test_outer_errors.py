@@ -164,10 +164,11 @@ def test_an_outer_step_whose_exchange_fails_is_taken_again_to_the_same_bits() ->
         assert all(torch.equal(*pair) for pair in zip(found, expected))
 
 
-def _without_pseudo_gradients(rank: int, delay: int, lacks: str) -> tuple[list[str], torch.Tensor]:
+def _without_pseudo_gradients(rank: int, delay: int, lacks: str, options: dict[str, Any]) -> tuple[list[str], torch.Tensor]:
     """In the second outer step, rank 1 cannot compute its pseudo-gradients. The third one works."""
     model = Linear()
-    outer = OuterStep(model, every=2, delay=delay, **TOPK)
+    model.large = torch.nn.Parameter(torch.zeros(256, 256))
+    outer = OuterStep(model, every=2, delay=delay, **options)
     told, whole = [], model.second.data
 
     def no_memory(*_: Any, **__: Any) -> Any:
@@ -190,8 +191,9 @@ def _without_pseudo_gradients(rank: int, delay: int, lacks: str) -> tuple[list[s
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("lacks", ["memory", "shape"])
-def test_a_rank_without_pseudo_gradients_is_an_error_on_all(delay: int, lacks: str) -> None:
-    (others, weights), (own, same) = on_ranks(2, _without_pseudo_gradients, delay, lacks)
+@pytest.mark.parametrize("options", [TOPK, {"policy": "uncompressed"}], ids=["topk", "uncompressed"])
+def test_a_rank_without_pseudo_gradients_is_an_error_on_all(delay: int, lacks: str, options: dict[str, Any]) -> None:
+    (others, weights), (own, same) = on_ranks(2, _without_pseudo_gradients, delay, lacks, options)
     assert torch.equal(weights, same)
     assert others == [f"{3 + delay}: rank 1 cannot make the outer step: its own error says why"]
     named = "no pseudo-gradients: MemoryError: no room" if lacks == "memory" else "second: the parameter has shape [3], and had "

@@ -98,8 +98,8 @@ def _checkpointed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor, t
     again = train(ddp, rank, range(6, 10))
     ddp, state = make(method="powersgd", default=2)
     ddp.module.load_state_dict(parameters)
-    reader = checkpoint.FileSystemReader(folder)
-    found = {"lgreco": empty_state_dict(reader.read_metadata(), "lgreco")}
+    reader, own = checkpoint.FileSystemReader(folder), f"rank{rank}"
+    found = {"lgreco": {own: empty_state_dict(reader.read_metadata(), "lgreco", own)}}
     checkpoint.load(found, storage_reader=reader)
     state.load_state_dict(found["lgreco"])
     with pytest.raises(LgrecoError, match="the checkpoint has no lgreco.rank7"):
@@ -123,6 +123,8 @@ def _with_fewer(rank: int, saved: list[dict[str, Any]]) -> torch.Tensor:
     merged = {key: part for one in saved for key, part in one.items()}
     with pytest.raises(LgrecoError, match=r"parts of ranks \[0, 1, 2.*residuals="):
         state.load_state_dict(merged)
+    with pytest.raises(LgrecoError, match="pass each part alone"):
+        state.load_state_dict(saved[rank], [merged])
     state.load_state_dict(merged, [saved[rank], saved[-1]] if rank == 0 else [saved[rank]])
     return _mean_of(state)
 

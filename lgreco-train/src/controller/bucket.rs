@@ -13,8 +13,8 @@ use super::spare::Spare;
 use super::tensor::check_layer;
 use crate::compress::Setting;
 use crate::exchange::{
-    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Route, is_of_others, request_in, request_of,
-    share_of_others,
+    Agreement, Flight, Host, IN_PLACE, Moment, Part, Program, Request, Round, Route, is_of_others, request_in,
+    request_of, share_of_others,
 };
 use crate::gradient::{Dtype, ValuesMut};
 use crate::{CoreError, Error};
@@ -163,9 +163,9 @@ impl Bucket {
     }
 
     /// Declares, before [`submit`](Bucket::submit), that the gradients lie in one piece of memory, layer after layer. All ranks must
-    /// declare this for the same buckets. If the bucket has only uncompressed f32 layers whose sums are f32,
-    /// [`next_joined`](Bucket::next_joined) sums them all by one collective, without copies. Returns whether it will. In other
-    /// buckets, the declaration has no effect.
+    /// declare this for the same buckets. If the bucket has only uncompressed f32 layers, of 65,536 elements or more together, and
+    /// sums are f32, [`next_joined`](Bucket::next_joined) sums them all by one collective, without copies. Returns whether it will.
+    /// In other buckets, the declaration has no effect.
     ///
     /// # Errors
     /// [`Error::StepOrder`] after [`submit`](Bucket::submit).
@@ -173,8 +173,10 @@ impl Bucket {
         self.expect_open()?;
         let Moment { route, reduce_dtype, .. } = self.moment;
         let sums = route != Route::Sharded && reduce_dtype == Dtype::F32;
-        let mut specs = self.arena.layers.iter().map(LentLayer::spec);
-        let joined = sums && specs.all(|spec| spec.setting == Setting::Dense && spec.in_place);
+        let specs = self.arena.layers.iter().map(LentLayer::spec);
+        let elements: usize = specs.clone().map(|spec| spec.shape.elements()).sum();
+        let mut alike = specs.map(|spec| spec.setting == Setting::Dense && spec.in_place && spec.shape.elements() > 0);
+        let joined = sums && elements >= IN_PLACE && alike.all(|suits| suits);
         self.arena.layers.iter_mut().for_each(|lent| lent.step.joined = joined);
         Ok(joined)
     }

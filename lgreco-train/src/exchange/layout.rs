@@ -31,7 +31,7 @@ pub(super) struct Lane {
 
 /// Smallest dense layer that is summed in place, by a separate all-reduce on the memory of its values. Sending this many elements
 /// takes longer than the latency of another collective.
-const IN_PLACE: usize = 1 << 16;
+pub(crate) const IN_PLACE: usize = 1 << 16;
 
 /// Whether a layer is summed in place.
 pub(super) fn is_in_place(spec: &Spec<'_>, route: Route, reduce_dtype: Dtype) -> bool {

@@ -21,8 +21,9 @@
 //! | QSGD, EDEN, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
 //! | hard threshold, SIDCo, AdaComp, outside methods | all-gather of whole payloads by every route | its decoded payload |
 //!
-//! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce. The positions of all
-//! layers share one broadcast. The payloads of all layers share one message, in layer order.
+//! Dense values of small layers, the `P` of all layers and all values at shared positions share one all-reduce. If all layers of a
+//! bucket are dense and their values are one piece of memory, one all-reduce may sum them in place ([`Spec::joined`]). The positions
+//! of all layers share one broadcast. The payloads of all layers share one message, in layer order.
 //!
 //! # Failures
 //! Ranks exchange their status inside the messages of the collectives. A gathered message begins with a status record ([`Slip`]) of
@@ -107,6 +108,7 @@ pub use flight::Flight;
 pub use host::Host;
 pub(crate) use host::{request_in, request_of, scale_part};
 pub use layer::{Layer, Rest};
+pub(crate) use layout::IN_PLACE;
 pub use layout::Layout;
 pub(crate) use moment::check_reduce_dtype;
 pub use moment::{Agreement, Moment, Route};

@@ -229,8 +229,9 @@ impl Program {
         moment.check()?;
         let layout = Layout::new(layers.clone(), moment.route, moment.world_size, moment.reduce_dtype)?;
         let fingerprint = fingerprint(moment, layers.clone(), remembered);
-        // Ranks must also agree on the layers that are summed in place.
-        let fingerprint = Hash(fingerprint).add(layout.in_place as u64).0;
+        // Ranks must also agree on the layers that are summed in place, and on whether one collective sums them all.
+        let joined = u64::from(layers.clone().any(|spec| spec.joined)) << 63;
+        let fingerprint = Hash(fingerprint).add(layout.in_place as u64 | joined).0;
         let mut program = Program { moment, layout, fingerprint, agreement, piece: 0, shard: 0 };
         if layout.pieces > 0 {
             program.piece = program.part_len(Part::Pieces, layers.clone(), moment.rank)?;

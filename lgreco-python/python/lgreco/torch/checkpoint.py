@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.rank_parts import parts_of
@@ -44,6 +43,10 @@ class Loaded(NamedTuple):
 class Checkpointed(Generic[Told]):
     """A state of which each rank saves its own part."""
 
+    def _rank(self) -> int:
+        """The global rank of this process."""
+        raise NotImplementedError
+
     def _ranks(self) -> list[int]:
         """The global ranks of the processes that exchange with each other."""
         raise NotImplementedError
@@ -63,13 +66,17 @@ class Checkpointed(Generic[Told]):
     def _load_parts(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None) -> Told:
         """Continues from a ``state_dict()``, which may have the parts of several ranks."""
         parts = parts_of(state)
-        if residuals is not None:
-            residuals = [part for other in residuals for part in parts_of(other).values()]
-        own = parts.get(dist.get_rank(), next(iter(parts.values())))
-        if residuals is None and len(parts) > 1 and own.get("ranks") != self._ranks():
-            whose = f"this is rank {dist.get_rank()} of the group {self._ranks()}, and the state has parts of ranks {list(parts)}"
-            raise LgrecoError(f"{whose}: pass the parts whose residuals this rank takes over as residuals=, [] for none")
-        return self._load_part(own, residuals)
+        own = parts.get(self._rank(), next(iter(parts.values())))
+        if residuals is None:
+            if len(parts) > 1 and (not isinstance(own, Mapping) or own.get("ranks") != self._ranks()):
+                whose = f"this is rank {self._rank()} of the group {self._ranks()}, and the state has parts of ranks {list(parts)}"
+                raise LgrecoError(f"{whose}: pass the parts whose residuals this rank takes over as residuals=, [] for none")
+            return self._load_part(own)
+        taken = [parts_of(other) for other in residuals]
+        for of in taken:
+            if len(of) > 1:
+                raise LgrecoError(f"an entry of residuals has parts of ranks {list(of)}: pass each part alone, of those that this rank takes over")
+        return self._load_part(own, [part for of in taken for part in of.values()])
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
         """Whether this rank can continue from ``state`` alone, which was saved under this rank's number."""
@@ -82,10 +89,10 @@ class Checkpointed(Generic[Told]):
     def _taken(self, states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The states whose residuals this rank takes over. The saved states are dealt out to the ranks in turn."""
         ranks = self._ranks()
-        return list(states[ranks.index(dist.get_rank()) :: len(ranks)])
+        return list(states[ranks.index(self._rank()) :: len(ranks)])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes this rank's ``state_dict`` to ``folder``, on rank 3 as ``rank3.pt``. All ranks must call ``save`` after the same
+        """Writes this rank's state to ``folder``, on rank 3 as ``rank3.pt``. All ranks must call ``save`` after the same
         step. Does not wait for the other ranks: call ``dist.barrier()`` between ``save`` and ``load``.
 
         Creates the folder if it is missing. Replaces an existing file as a whole. Raises OSError if writing fails.
@@ -93,7 +100,7 @@ class Checkpointed(Generic[Told]):
         """
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        path = _path(folder, dist.get_rank())
+        path = _path(folder, self._rank())
         saved = {"ranks": self._ranks(), "step": self._step(), "state": self._part()}
         _expect_same_model(path, _layers_of(saved))
         _write(saved, path)
@@ -114,7 +121,7 @@ class Checkpointed(Generic[Told]):
         together = {_together(file) for file in files.values()}
         whole = [ranks for ranks, step in together if all(rank in files and _together(files[rank]) == (ranks, step) for rank in ranks)]
         ranks = self._ranks()
-        own = files.get(dist.get_rank())
+        own = files.get(self._rank())
         if tuple(ranks) in whole and own is not None:
             if self._is_own(own["state"]):
                 return self._load_part(own["state"])

@@ -28,7 +28,8 @@ def lgreco_hook(state: "LGreCoState", bucket: GradBucket, *shard: torch.Tensor) 
     """Replaces a bucket's gradients by their mean over the workers, compressed as ``state`` has decided.
 
     Register this hook by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket overlaps
-    the backward pass, and all later collectives follow at the end of the pass. Your own hook may call ``lgreco_hook`` and
+    the backward pass, and later collectives follow at the end of the pass. Sums of uncompressed buckets start with the next
+    bucket. Your own hook may call ``lgreco_hook`` and
     wait for its future. If some rank has such a hook, the backward pass waits for every bucket on all ranks. In the state's
     first step, ranks agree whether a rank has such a hook. If the state gets such a hook later, in a new
     DistributedDataParallel, one step raises an error on every rank.
@@ -346,8 +347,8 @@ class LGreCoState(Training):
     def _a_hook_may_wait(self) -> bool:
         """Whether, on some rank, a user's hook calls lgreco_hook. Such a hook may wait for the future.
 
-        Usually a bucket's later collectives start at the end of the backward pass, which never comes if a hook waits for
-        them. Ranks agree on the answer at their first bucket, and again after an error, so that all ranks start
+        Usually a bucket's later collectives start with the next bucket or at the end of the backward pass, which never come if
+        a hook waits for them. Ranks agree on the answer at their first bucket, and again after an error, so that all ranks start
         collectives in the same order.
         """
         if self._waits is None:

@@ -147,8 +147,8 @@ class HostExchange:
     def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
         if self.bucket is None:
             return
-        # A rank that has failed sends messages of the same lengths as the other ranks.
-        if _is_one_piece(gradients):
+        # A rank that has failed, perhaps without gradients, sends messages of the same lengths as the other ranks.
+        if _is_one_piece(gradients) or (failure is not None and not gradients):
             self.bucket.join()
         try:
             if failure is not None:

@@ -18,7 +18,7 @@ from lgreco.torch.options import Options
 from lgreco.torch.outer_options import (
     averaged, divided, idle_or_wrong, options_of, shared, unknown_or_scaled, wrong_numbers, wrong_settings, wrong_steps,
 )  # fmt: skip
-from lgreco.torch.rank_parts import with_key
+from lgreco.torch.rank_parts import key_of
 from lgreco.torch.reports import Reports
 
 if TYPE_CHECKING:
@@ -343,11 +343,14 @@ class OuterStep(Reports, Checkpointed[None]):
 
         Raises LgrecoError while outer steps are under way: call ``finish`` before.
         """
-        return with_key(self._part())
+        return {key_of(self._rank()): self._part()}
 
     def _part(self) -> dict[str, Any]:
         fragments = [fragment._part() for fragment in self._fragments]
         return {"steps": self.steps, "fragments": fragments, "parameters": checksum(self._own()), "ranks": self._ranks()}
+
+    def _rank(self) -> int:
+        return self._fragments[0]._rank()
 
     def _ranks(self) -> list[int]:
         return self._fragments[0]._ranks()

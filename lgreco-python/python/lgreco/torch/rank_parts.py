@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from lgreco._lgreco import LgrecoError
@@ -17,20 +16,20 @@ from lgreco._lgreco import LgrecoError
 _KEY = re.compile(r"rank(\d+)")
 
 
-def with_key(part: dict[str, Any]) -> dict[str, Any]:
-    """A ``state_dict()`` with this rank's part."""
-    return {f"rank{dist.get_rank()}": part}
+def key_of(rank: int) -> str:
+    """The key of a rank's part in a ``state_dict()``."""
+    return f"rank{rank}"
 
 
-def parts_of(state: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+def parts_of(state: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]:
     """The parts in a ``state_dict()`` by rank, in the order of the ranks.
 
-    What is no such dictionary, or was saved before there were keys of ranks, is returned as this rank's part.
+    A state from before there were keys of ranks is returned as the part of rank None, and so is what is no state.
     """
     keys = [_KEY.fullmatch(str(key)) for key in state] if isinstance(state, Mapping) else []
     if not keys or not all(keys):
-        return {dist.get_rank(): state}
-    return dict(sorted((int(key[1]), state[key[0]]) for key in keys if key is not None))
+        return {None: state}
+    return dict(sorted((int(key[1]), state[key[0]]) for key in keys if key is not None))  # type: ignore[arg-type]
 
 
 def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
@@ -48,8 +47,8 @@ def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
     >>> folder = [TemporaryDirectory().name]
     >>> dist.broadcast_object_list(folder)
     >>> _ = checkpoint.save({"model": model.state_dict(), "lgreco": state}, checkpoint_id=folder[0])
-    >>> reader = checkpoint.FileSystemReader(folder[0])
-    >>> saved = {"lgreco": empty_state_dict(reader.read_metadata(), "lgreco")}
+    >>> reader, own = checkpoint.FileSystemReader(folder[0]), f"rank{dist.get_rank()}"
+    >>> saved = {"lgreco": {own: empty_state_dict(reader.read_metadata(), "lgreco", own)}}
     >>> checkpoint.load(saved, storage_reader=reader)
     >>> state.load_state_dict(saved["lgreco"]).missing
     []

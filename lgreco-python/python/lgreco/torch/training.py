@@ -23,7 +23,7 @@ from lgreco.torch.node_buckets import NodeBuckets
 from lgreco.torch.nodes import Nodes
 from lgreco.torch.options import Options, Scaler, deciding, enabled, expect, in_order, name_of
 from lgreco.torch.planning import default_lead
-from lgreco.torch.rank_parts import with_key
+from lgreco.torch.rank_parts import key_of
 from lgreco.torch.reports import Reports
 from lgreco.torch.scale import Scale
 from lgreco.torch.step import Steps
@@ -78,6 +78,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
         self.names = [layer.name for layer in layers]
         own = own_group(group)
         release_with(self, own)
+        self._members = dist.get_process_group_ranks(own)
         nodes = None
         if routed is not None:
             nodes, told["route"] = routed(own)
@@ -252,7 +253,7 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
 
         With ``window=False``, rank 0 leaves out the gradients for the next plan, which are as large as the model.
         """
-        return with_key(self._part(window=window))
+        return {key_of(self._rank()): self._part(window=window)}
 
     def _part(self, *, window: bool = True) -> dict[str, Any]:
         self._take_back_left_over()
@@ -291,8 +292,11 @@ class Training(Steps, Reports, Checkpointed[Loaded]):
             former.setdefault(state["place"][1] if "place" in state else rank, []).append(state)
         return [state for number in sorted(former)[node::nodes] for state in former[number]]
 
+    def _rank(self) -> int:
+        return self._members[self._group.rank()]
+
     def _ranks(self) -> list[int]:
-        return dist.get_process_group_ranks(self._group)
+        return self._members
 
     def _step(self) -> int:
         return self._controller.steps
