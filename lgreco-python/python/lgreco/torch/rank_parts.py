@@ -29,7 +29,7 @@ def parts_of(state: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]:
     keys = [_KEY.fullmatch(str(key)) for key in state] if isinstance(state, Mapping) else []
     if not keys or not all(keys):
         return {None: state}
-    return dict(sorted((int(key[1]), state[key[0]]) for key in keys if key is not None))  # type: ignore[arg-type]
+    return dict(sorted((int(key[1]), state[key[0]]) for key in keys if key is not None))
 
 
 def empty_state_dict(metadata: Metadata, *path: str) -> dict[str, Any]:
