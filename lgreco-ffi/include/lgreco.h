@@ -648,7 +648,8 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
 //                         time of sending and compressing on the slowest rank during training. A layer is sent uncompressed if
 //                         its compression does not save time.
 //   start_iter            the number of uncompressed steps before the first decision, at least 2. Default: 100.
-//   period                the number of steps from one decision to the next, at least 1. Default: 1000.
+//   period                the number of steps from one decision to the next, at least 1. With the objective `seconds`, a second
+//                         decision comes 50 steps after the first. Default: 1000.
 //   window                the number of steps whose mean gradient a decision uses, at least 1. Default: 10.
 //   lead                  the number of steps between the last gradient that a decision uses and the first step under that
 //                         decision; fewer than start_iter and period. In these steps another thread may plan

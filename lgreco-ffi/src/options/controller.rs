@@ -172,7 +172,8 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "period",
         expected: "a number of steps of at least 1",
-        means: "the number of steps from one decision to the next, at least 1. Default: 1000.",
+        means: "the number of steps from one decision to the next, at least 1. With the objective `seconds`, a second decision \
+                comes 50 steps after the first. Default: 1000.",
         read: |to, value| put(&mut to.config.schedule.period, value.number()),
     },
     Known {

@@ -60,6 +60,10 @@ pub struct Config {
     pub clock: Option<fn() -> f64>,
 }
 
+/// Steps from the first decision by measured seconds to the second one, if the period is longer. The first decision relies on a
+/// probe of the link, which may be wrong on a busy host. The second decision knows the seconds of compressed steps, too.
+const SECOND: u64 = 50;
+
 /// When decisions are made, in steps.
 ///
 /// ```
@@ -70,7 +74,8 @@ pub struct Config {
 pub struct Schedule {
     /// Uncompressed steps before the first decision; at least 2. These steps should cover the learning rate's warm-up.
     pub warmup: u64,
-    /// Steps from one decision to the next, at least 1; an epoch in the paper.
+    /// Steps from one decision to the next, at least 1; an epoch in the paper. Under [`Objective::MeasuredSeconds`], a second
+    /// decision comes 50 steps after the first one already.
     pub period: u64,
     /// Number of steps whose mean gradient a decision sees, at least 1. The window of these steps ends `lead` steps before the
     /// decision, and begins after the previous decision.
@@ -182,11 +187,15 @@ impl Config {
             Policy::Uncompressed | Policy::Fixed(_) => None,
             Policy::Uniform if !self.ramps(step) => None,
             _ => {
-                let Schedule { warmup, period, .. } = self.schedule;
+                let Schedule { warmup, period, window, lead } = self.schedule;
                 // In a resumed run with a longer warm-up, `step` may lie before the end of the warm-up.
-                Some(step.checked_sub(warmup).map_or(warmup, |since| {
-                    warmup.saturating_add((since / period).saturating_add(1).saturating_mul(period))
-                }))
+                let Some(since) = step.checked_sub(warmup) else { return Some(warmup) };
+                let soon = SECOND.max(window.saturating_add(lead).saturating_add(1));
+                let next = match self.measures_seconds() && since < soon && soon < period {
+                    true => soon,
+                    false => (since / period).saturating_add(1).saturating_mul(period),
+                };
+                Some(warmup.saturating_add(next))
             }
         }
     }

@@ -23,6 +23,25 @@ fn low_rank(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
 }
 
+#[test]
+fn decisions_come_after_the_warm_up_and_then_every_period() {
+    let mut config =
+        config(Policy::LGreco { solver: Solver::Exact(crate::plan::exact::Limits::default()), accordion: None });
+    let steps = |config: &Config| {
+        let next = |&step: &u64| config.next_decision(step);
+        core::iter::successors(config.next_decision(0), next).take(4).collect::<Vec<_>>()
+    };
+    config.schedule = Schedule { warmup: 100, period: 1000, window: 10, lead: 0 };
+    assert_eq!(steps(&config), [100, 1100, 2100, 3100]);
+    config.objective = Objective::MeasuredSeconds;
+    assert_eq!(steps(&config), [100, 150, 1100, 2100]);
+    assert_eq!(config.next_decision(149), Some(150), "after a resume with a longer period");
+    config.schedule.window = 70;
+    assert_eq!(steps(&config), [100, 171, 1100, 2100], "the window begins after the first decision");
+    config.schedule = Schedule { warmup: 100, period: 50, window: 10, lead: 0 };
+    assert_eq!(steps(&config), [100, 150, 200, 250]);
+}
+
 /// If the constructor did not check `levels`, the first decision would fail, after all steps of the warm-up.
 #[test]
 fn a_dynamic_program_without_levels_is_refused_at_once() {
