@@ -85,6 +85,10 @@ impl Link {
         // Only the probe gives evidence about sizes that were never sent.
         let changed = differ && (self.suspected || like_probes.is_some() || (known.is_none() && now > before));
         self.suspected = differ && !changed;
+        // By the earlier probe, steps of this size should have been faster. If the newest probe is faster still, the earlier one was
+        // wrong, and the link has not changed.
+        let expected = self.line().map_or(f64::INFINITY, |line| line.constant + line.per_byte * bytes);
+        let refutes_probe = now < before && seconds > expected + tolerance(expected);
         let mut level = Level { bytes, seconds };
         if changed {
             // Only steps at the largest size show how much traffic is hidden. If the earlier probe is unconfirmed, these steps must
@@ -95,7 +99,7 @@ impl Link {
             let scaled = known_part.map(|part| part.min(LONGER) * now);
             self.per_byte = exposed.map(|part| part.clamp(0.0, 1.0) * now).or(scaled).or(self.latest);
             self.begin_anew();
-        } else if differ && known.is_none() {
+        } else if differ && known.is_none() && !refutes_probe {
             self.levels.clear();
         } else if moved.is_some() {
             let ratio = if like_probes.is_some() && same_probe(before, now) { now / before } else { 1.0 };

@@ -62,14 +62,27 @@ fn probes_and_steps_tell_of_another_link() {
 
 #[test]
 fn levels_of_two_links_are_no_line() {
-    for (probe, per_byte) in [(1e-2, 1e-2), (1e-4, 1e-3)] {
+    for (probe, seconds, per_byte) in [(1e-2, 2.0, 1e-2), (1e-4, 1.1, 1e-3)] {
         let mut link = Link::default();
         link.note_probe(1e-3);
         link.note(1000.0, 2.0, 2.0);
         link.note_probe(probe);
-        link.note(100.0, 2.0, 2.0);
-        expect(&link, 2.0 - 100.0 * per_byte, per_byte);
+        link.note(100.0, seconds, 2.0);
+        expect(&link, seconds - 100.0 * per_byte, per_byte);
     }
+}
+
+/// A probe on a busy host took three times too long. Steps of a tenth of the bytes are not as fast as it promised, and the next
+/// probe is faster.
+#[test]
+fn steps_refute_a_probe_that_was_too_slow() {
+    let mut link = Link::default();
+    link.note_probe(3e-3);
+    link.note(1000.0, 4.0, 4.0);
+    expect(&link, 1.0, 3e-3);
+    link.note_probe(1e-3);
+    link.note(100.0, 3.1, 4.0);
+    expect(&link, 3.0, 1e-3);
 }
 
 #[test]
