@@ -108,7 +108,7 @@ SCHEMES: dict[str, Any] = {
     "lgreco hybrid, seconds": _measured(method=PUBLISHED, widths=FEW_BITS),
     "lgreco default, seconds": _measured(),
     "lgreco default, 1 bit, bf16, seconds": _measured(default=1, reduce_dtype=torch.bfloat16),
-    "lgreco default, one plan, seconds": _ours(objective="seconds", start_iter=10),
+    "lgreco default, few plans, seconds": _ours(objective="seconds", start_iter=10),
 }
 """Schemes by name. A budget is a number of bits per step, or the size of the uniform setting with values of full width,
 even if the scheme offers other widths."""
