@@ -1,5 +1,7 @@
 //! A layer of a model: a named gradient tensor.
 
+#[cfg(doc)]
+use crate::Error;
 use crate::Result;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 

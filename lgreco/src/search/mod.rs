@@ -439,7 +439,7 @@ impl Search {
     /// # Errors
     /// An error that names the first layer with NaN or infinity. [`Error::EmptyTable`] when no layer is left to
     /// compress. [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. The errors of
-    /// the backend, with the layer's name if an error concerns a layer. The errors of [`NamedTable`]'s
+    /// the backend, with the layer's name if an error concerns a layer. The errors of [`NamedTable`](crate::table::NamedTable)'s
     /// [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
