@@ -222,7 +222,7 @@ fn any(bytes: &[u8]) -> OsString {
 /// Runs the command line that `bytes` encode; see `run`.
 ///
 /// # Panics
-/// Panics if the command violates a property that [`run`] checks.
+/// Panics if the command violates a property that `run` checks.
 pub fn check_arguments(bytes: &[u8]) {
     run(words(bytes));
 }
