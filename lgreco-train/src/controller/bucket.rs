@@ -305,13 +305,11 @@ impl Bucket {
     /// The errors of [`next`](Bucket::next).
     pub fn next_joined<'b>(&'b mut self, gradients: &'b mut [ValuesMut<'_>]) -> Result<Option<Joined<'b>>, Error> {
         let part = self.next_part(gradients)?;
-        let (Some(Part::Dense { place }), Some(flight)) = (part, &mut self.flight) else {
-            return self.requested(part, gradients).map(|request| request.map(Joined::Request));
-        };
-        if !self.arena.layers[place as usize].step.joined {
-            return self.requested(part, gradients).map(|request| request.map(Joined::Request));
+        let joined = self.arena.layers.iter().all(|lent| lent.step.joined);
+        match &mut self.flight {
+            Some(flight) if joined && matches!(part, Some(Part::Dense { .. })) => flight.join_in_place(),
+            _ => return self.requested(part, gradients).map(|request| request.map(Joined::Request)),
         }
-        flight.join_in_place();
         let values: usize = self.arena.layers.iter().map(|lent| lent.state.plan.shape.elements()).sum();
         self.note_wire(8.0 * values as f64 * share_of_others(self.moment.world_size));
         Ok(Some(Joined::Gradients))

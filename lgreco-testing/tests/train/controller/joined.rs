@@ -111,6 +111,22 @@ fn a_rank_that_fails_is_known_before_the_bucket_is_summed() {
     });
 }
 
+/// One all-reduce carries both the status and the values of a small bucket, so two would be slower.
+#[test]
+fn small_buckets_are_not_joined() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut controller = controller(&worker, None);
+    controller.begin_step(1.0).unwrap();
+    while let Some(request) = controller.control().unwrap() {
+        request.perform(&mut worker).unwrap();
+    }
+    for (layers, joins) in [(vec![0, 2, 3], false), (vec![1], true)] {
+        let mut bucket = controller.open(&layers).unwrap();
+        assert_eq!(bucket.join().unwrap(), joins, "{layers:?}");
+        controller.close(bucket).unwrap();
+    }
+}
+
 #[test]
 fn a_bucket_with_a_compressed_layer_is_exchanged_as_before() {
     on_all(2, |mut worker| {
