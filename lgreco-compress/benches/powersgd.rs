@@ -39,6 +39,9 @@ fn main() -> Result<(), Error> {
     for rank in [16, 32, 64] {
         encode(shape, &noise, rank)?;
     }
+    for rank in [1, 4, 8, 16, 64] {
+        decoding(shape, &noise, rank)?;
+    }
     // At rank 64, the error of the noise keeps most of its norm. The error of the nearly low-rank matrix is below 1/32
     // of its norm.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
@@ -156,6 +159,33 @@ fn encode(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
         );
     }
     Ok(())
+}
+
+/// Compares decoding with computing only the product `P Qᵀ` by `matrixmultiply`.
+fn decoding(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
+    let compressor = PowerSgd { rank: rank as u32, iterations: 1 };
+    let mut workspace = vec![0; compressor.encode_workspace_len(shape, Dtype::F32)];
+    let mut payload = vec![0; compressor.payload_len(shape, Dtype::F32)?];
+    let gradient = Gradient::new(Values::F32(values), shape)?;
+    compressor.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+    let payload = Payload::parse(&payload)?;
+    let body = payload.body_of_len(4 * (ROWS + COLS) * rank)?;
+    let factors: Vec<f32> = body.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect();
+    let (p, q) = factors.split_at(ROWS * rank);
+    let [mut decoded, mut product] = [0; 2].map(|_| vec![0.0; ROWS * COLS]);
+    let seconds = race([
+        &mut || decode(&payload, &mut decoded).unwrap(),
+        // `sgemm` writes columns, so this is Q Pᵀ, whose columns are the rows of the decoded gradient.
+        &mut || sgemm([COLS, rank, ROWS], q, [1, COLS], &transposed(p, ROWS, rank), &mut product),
+    ]);
+    assert_close(&decoded, &product);
+    let [ours, theirs] = seconds;
+    println!("decode rank {rank:2}: {:.2} ms, {:.2} of its product by matrixmultiply", 1e3 * ours, ours / theirs);
+    Ok(())
+}
+
+fn transposed(columns: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| columns[i % cols * rows + i / cols]).collect()
 }
 
 /// `‖Q‖²`, which is the part of `‖M‖²` that a payload keeps.

@@ -152,23 +152,24 @@ fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
 /// Subtracts `factors[l]` times lane `done` from every lane `l`. Returns the products of lane `next` with all lanes.
 #[inline(always)]
 fn subtract_lane(panel: &mut [Row], done: usize, factors: &Row, next: usize) -> [f64; LANES] {
-    let mut sums = [0.0; LANES];
-    let step = |sum: Row, row: &mut Row| {
+    #[inline(always)]
+    fn step(sum: Row, row: &mut Row, done: usize, factors: &Row, next: usize) -> Row {
         let x = row[done];
         *row = core::array::from_fn(|l| row[l] - factors[l] * x);
         add_scaled(sum, row[next], *row)
-    };
+    }
+    let mut sums = [0.0; LANES];
     for chunk in panel.chunks_mut(CHUNK) {
         let [mut a, mut b, mut c, mut d] = [[0.0; LANES]; 4];
         let (fours, last) = chunk.as_chunks_mut::<4>();
         for rows in fours {
-            a = step(a, &mut rows[0]);
-            b = step(b, &mut rows[1]);
-            c = step(c, &mut rows[2]);
-            d = step(d, &mut rows[3]);
+            a = step(a, &mut rows[0], done, factors, next);
+            b = step(b, &mut rows[1], done, factors, next);
+            c = step(c, &mut rows[2], done, factors, next);
+            d = step(d, &mut rows[3], done, factors, next);
         }
         for row in last {
-            a = step(a, row);
+            a = step(a, row, done, factors, next);
         }
         add_to(&mut sums, [a, b, c, d]);
     }
