@@ -2,7 +2,7 @@
 //!
 //! A message has 32 bytes. These are an error code, a fingerprint (of options, settings and schedule), a flag for gradients that
 //! are not finite, and the measured seconds of the rank's steps. Under every policy, all ranks exchange this message at the first
-//! step, after a state was loaded, when a decision is due, and before settings switch. The same message is exchanged after a bucket
+//! step, after a state was loaded, before a probe of the link, when a decision is due, and before settings switch. The same message is exchanged after a bucket
 //! in which ranks differed, and before every blocking step. If fingerprints differ, all ranks exchange the fields from which
 //! fingerprints are computed, so that every rank can name the difference.
 //!

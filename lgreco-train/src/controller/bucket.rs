@@ -131,7 +131,8 @@ impl Bucket {
     }
 
     /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes. A caller can reserve or register
-    /// memory for these collectives beforehand. If the exchange fails, there are fewer collectives.
+    /// memory for these collectives beforehand. If the exchange fails, there are fewer collectives. For a
+    /// [joined](Bucket::join) bucket, one all-reduce takes the place of its layers' all-reduces.
     ///
     /// # Errors
     /// The errors of [`Controller::open`](super::Controller::open). A bucket that was opened successfully has none of these errors.

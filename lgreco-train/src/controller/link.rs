@@ -8,8 +8,9 @@
 //! Steps with two different numbers of bytes determine the constant and the seconds per byte. Two such steps may also show that
 //! fewer bytes take no less time. Such a finding is valid until the link changes. Steps whose traffic is hidden behind computing do
 //! not show such a change, so ranks probe the link before each decision. On a busy host, a probe can be wrong by a large factor. So
-//! the model accepts a change only after a second probe, or steps, confirm it. Until steps have determined the seconds per byte,
-//! the probe's value is used. The next decision corrects a decision that was based on a probe.
+//! the model accepts a change only after a second probe, or steps, confirm it. The exception is a slower probe when steps have a
+//! size that was never sent: only the probe can tell what such steps would have taken before. Until steps have determined the
+//! seconds per byte, the probe's value is used. The next decision corrects a decision that was based on a probe.
 
 use alloc::vec::Vec;
 
@@ -97,10 +98,14 @@ impl Link {
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
             let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
             let scaled = known_part.map(|part| part.min(LONGER) * now);
-            self.per_byte = exposed.map(|part| part.clamp(0.0, 1.0) * now).or(scaled).or(self.latest);
+            self.per_byte = exposed.map(|part| part.clamp(0.0, 1.0).abs() * now).or(scaled).or(self.latest);
             self.begin_anew();
-        } else if differ && known.is_none() && !refutes_probe {
-            self.levels.clear();
+        } else if differ && known.is_none() {
+            if refutes_probe {
+                (self.probe, self.confirmed, self.suspected) = (self.latest, false, false);
+            } else {
+                self.levels.clear();
+            }
         } else if moved.is_some() {
             let ratio = if like_probes.is_some() && same_probe(before, now) { now / before } else { 1.0 };
             if !(1.0 / LIKE_PROBE..=LIKE_PROBE).contains(&ratio) {
@@ -198,7 +203,7 @@ impl Link {
         let counts = flags && idle == f64::from(idle as u32);
         let complete = rest.len() == 2 * levels.len() && levels.len() <= LEVELS && counts;
         let mut all = rest.iter().chain(&per_byte).chain(&probe).chain(&latest).chain([&most, &whole]);
-        let sound = all.all(|number| number.is_finite() && number.is_sign_positive());
+        let sound = all.all(|number| number.is_finite() && *number >= 0.0);
         let of_one = per_byte.is_some() != levels.is_empty() && probe.is_some() == latest.is_some();
         let (confirmed, suspected, idle) = (confirmed == 1.0, suspected == 1.0, idle as u32);
         let link = Link { per_byte, probe, latest, confirmed, suspected, idle, most, whole, levels };

@@ -97,7 +97,7 @@ impl Meter {
 
     /// Records the layers' new settings, and discards the steps under the old settings.
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
-        self.present = present;
+        (self.present, self.told) = (present, None);
         self.clear();
     }
 

@@ -79,8 +79,8 @@
 //!    and are finite, and that all ranks have the same step and options. If a check fails, every rank gets an error. If
 //!    options differ, the error names the difference ([`Error::PeerOption`](crate::Error)). Gradients that are not
 //!    finite are an error only under [`NonFinite::Error`]. If the trainer exchanges the buckets itself, ranks send these messages
-//!    only at the first step, after a state was loaded, and when a decision is due.
-//! 2. At step `warmup`, and every `period` steps afterwards, the measuring rank plans. The plan uses the mean of that rank's own
+//!    only at the first step, after a state was loaded, when a decision is due, and before a probe of the link.
+//! 2. At the steps of the [`Schedule`], the measuring rank plans. The plan uses the mean of that rank's own
 //!    gradients in a window of `window` steps, which ends `lead` steps before the decision. The measuring rank broadcasts the plan,
 //!    and all ranks switch before they compress anything in this step.
 //! 3. For each bucket, `p = m + g`, the sum of residual and gradient, is compressed and exchanged ([`exchange`](crate::exchange)).

@@ -74,7 +74,9 @@ pub enum Budget {
     /// A number of bits; under [`Objective::Bits`].
     Bits(u64),
     /// Seconds, below a million; under [`Objective::MeasuredSeconds`]. Before the first measurement of seconds, the default
-    /// settings are used.
+    /// settings are used. If even the fastest settings take longer, the decision fails with
+    /// [`Error::TimeInfeasible`](crate::Error::TimeInfeasible). The step then fails whenever it is repeated, even if the link has
+    /// become faster, because no step measures the link in between.
     Seconds(f64),
 }
 
@@ -103,7 +105,7 @@ pub enum Objective {
     /// The controller separates the time per byte from the constant time by steps of different sizes. These are the uncompressed
     /// steps of the warm-up, and the steps of the first plan. The first decision does not know yet how much of the traffic overlaps
     /// with the backward pass. The second decision knows this overlap. In the last step of a decision's window, ranks time an
-    /// all-gather twice, to notice a changed link. This probe gathers 1 MiB in total, or the model's size if that is less. From the
+    /// all-gather several times, to notice a changed link. This probe gathers 1 MiB in total, or the model's size if that is less. From the
     /// second decision on, a probe is smaller if the full size would take more than a hundredth of the time of all exchanges until
     /// the next decision. The smallest probe is a single all-gather of half a MiB.
     ///

@@ -40,6 +40,10 @@ fn decisions_come_after_the_warm_up_and_then_every_period() {
     assert_eq!(steps(&config), [100, 171, 1100, 2100], "the window begins after the first decision");
     config.schedule = Schedule { warmup: 100, period: 50, window: 10, lead: 0 };
     assert_eq!(steps(&config), [100, 150, 200, 250]);
+    config.schedule.period = 60;
+    assert_eq!(steps(&config), [100, 160, 220, 280], "ten steps after the second decision, there is no whole window");
+    config.schedule.period = 61;
+    assert_eq!(steps(&config), [100, 150, 161, 222]);
 }
 
 /// If the constructor did not check `levels`, the first decision would fail, after all steps of the warm-up.

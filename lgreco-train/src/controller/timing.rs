@@ -51,7 +51,7 @@ impl Timing {
         let [numbers @ .., counts] = words;
         let numbers = numbers.map(f64::from_bits);
         for number in numbers {
-            let sound = number.is_finite() && number.is_sign_positive();
+            let sound = number.is_finite() && number >= 0.0;
             CoreError::require_saved(sound, "a time of the decision", number.to_bits())?;
         }
         let [measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed] = numbers;

@@ -127,7 +127,8 @@ class LGreCoState(Training):
         uncompressed layer.
     start_iter, period, window
         The first ``start_iter`` steps, at least 2, are uncompressed. Plans are made every ``period`` steps, from the mean
-        gradient of the last ``window`` steps. With ``objective="seconds"``, the second plan is made 50 steps after the first.
+        gradient of the last ``window`` steps. With ``objective="seconds"``, the second plan is made 50 steps after the first,
+        if ``period`` is longer.
     route
         How payloads travel: ``"all_gather"``, ``"scatter_reduce"``, or ``"two_level"`` for nodes of several ranks. With
         two levels, the ranks of a node sum their gradients uncompressed. Each rank then exchanges its shard of the sums,

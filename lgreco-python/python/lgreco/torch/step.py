@@ -134,8 +134,8 @@ class Steps:
         self._go_on(exchange)
         before = step.exchanges[-2] if len(step.exchanges) > 1 else None
         if before is not None and before.is_flying() and (self._nodes is not None or before.is_joined):
-            # Meanwhile, the node's ranks have summed the previous bucket, which continues between nodes. Or all ranks of a joined
-            # bucket know that none has failed, and sum it now. All ranks start collectives in this order.
+            # Meanwhile, the node's ranks have summed the previous bucket, which continues between nodes. Or the ranks of a joined
+            # bucket have exchanged the next message before its sum. All ranks start collectives in this order.
             self._go_on(before)
         for other in step.exchanges[:-1]:
             if other.can_end():
