@@ -65,7 +65,8 @@
  * docs/src/reference/c-contract.md states the rules for all calls. In short: a call returns a status, and its outputs
  * are valid only after LGRECO_OK. Handles are freed by their destroy call. Different threads may use different handles
  * at the same time. Options are an array of names and values, all of them text, with NULL at its end. A NULL array
- * means the defaults. Initialise structs with their INIT macro. Lengths count elements.
+ * means the defaults. A wrong value gives LGRECO_PARAMETER, unless the option names another code. Initialise structs
+ * with their INIT macro. Lengths count elements.
  *
  * Made from headers/lgreco.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -112,12 +113,12 @@ const char *lgreco_message(void);
 LGRECO_ENUM(lgreco_status) {
     LGRECO_OK = 0,  // The call succeeded.
     LGRECO_LENGTH = 1,  // An array or buffer does not have the length that the call needs.
-    LGRECO_PARAMETER = 2,  // A parameter is outside its range.
+    LGRECO_PARAMETER = 2,  // A parameter or an option's value is out of range, or does not fit the other options.
     LGRECO_TOO_MANY_ELEMENTS = 3,  // A tensor has 2^32 or more rows, columns or elements.
     LGRECO_NON_FINITE = 4,  // A gradient holds NaN or infinity.
     LGRECO_OVERFLOW = 5,  // A result does not fit the number format in which it is sent.
     LGRECO_UNKNOWN_NAME = 6,  // A name is unknown.
-    LGRECO_OUT_OF_MEMORY = 7,  // Memory for a workspace cannot be allocated.
+    LGRECO_OUT_OF_MEMORY = 7,  // Memory cannot be allocated.
     LGRECO_ELEMENT_OVERFLOW = 8,  // An element is too large for the format in which it is sent.
     LGRECO_DEVICE = 9,  // A device failed, or does not support the operation.
     LGRECO_SETTING_WORD = 10,  // A word of a setting is unknown at its position.
@@ -126,23 +127,26 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_EMPTY_LAYER = 21,  // A layer has no options.
     LGRECO_OPTION_ERROR = 22,  // An option's error is NaN, infinite or negative.
     LGRECO_SIZE_OVERFLOW = 23,  // The sum of the layers' largest option sizes does not fit 64 bits.
-    LGRECO_NO_SUCH_OPTION = 24,  // A choice names an option that its layer does not have.
-    LGRECO_BUDGET = 25,  // A budget is NaN, infinite or negative.
-    LGRECO_INFEASIBLE = 26,  // No plan meets the budget.
-    LGRECO_OVER_BUDGET = 27,  // The error of a plan's choices exceeds its budget.
+    LGRECO_NO_SUCH_OPTION = 24,  // A number is not the index of an option of its layer.
+    LGRECO_BUDGET = 25,  // An error budget is NaN, infinite or negative.
+    LGRECO_INFEASIBLE = 26,  // No plan is within the error budget.
+    LGRECO_OVER_BUDGET = 27,  // The error of a plan exceeds its budget.
     LGRECO_PLAN_MISMATCH = 28,  // A plan does not have the size, error or bound that it states.
     LGRECO_DUPLICATE_NAME = 29,  // Two layers have the same name.
     LGRECO_SIZE_INFEASIBLE = 30,  // No plan is within the size limit.
-    LGRECO_OVER_SIZE = 31,  // A plan's choices are larger than its size limit.
+    LGRECO_OVER_SIZE = 31,  // The size of a plan exceeds its size limit.
     LGRECO_NO_SHARED_OPTION = 32,  // The layers of a group have no option in common.
-    LGRECO_UNEQUAL_OPTIONS = 33,  // The layers of a group are matched by option index, but have different numbers of options.
+    // The layers of a group, matched by option index, have different numbers of options. C calls match by label, and do
+    // not return this code.
+    LGRECO_UNEQUAL_OPTIONS = 33,
     LGRECO_RULED_OUT = 34,  // A plan chooses an option that the table's groups or fixed options exclude.
     LGRECO_PAYLOAD_HEADER = 40,  // The bytes are not a payload of this version.
     LGRECO_PAYLOAD_BODY = 41,  // The body of a payload contradicts the payload's header.
     LGRECO_PAYLOAD_FIELD = 42,  // A header field of a payload has a value that this version does not define.
     LGRECO_UNKNOWN_METHOD = 43,  // Neither the library nor the program knows the method.
-    LGRECO_NOT_CONTRACTIVE = 60,  // With this compressor, error feedback may amplify errors.
-    LGRECO_FEEDBACK_RULE = 61,  // The rule of error feedback does not fit the setting, or the compressor has no error feedback.
+    LGRECO_NOT_CONTRACTIVE = 60,  // With this setting, error feedback may amplify errors.
+    // The compressor has no error feedback, or the memory of a cut does not fit its codec, its direction or the call.
+    LGRECO_FEEDBACK_RULE = 61,
     LGRECO_SAVED_STATE = 62,  // The bytes are not a saved state of this version.
     LGRECO_CHECKSUM = 63,  // A saved state or a sealed payload is damaged or cut short.
     LGRECO_COLLECTIVE = 80,  // A collective callback failed.
@@ -159,10 +163,10 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_OUT_OF_STEP = 120,  // The message is not the next message for this end of the cut.
     LGRECO_SAMPLE_OUT_OF_STEP = 121,  // The two ends of a cut remember different values of a sample.
     LGRECO_DUPLICATE_SAMPLE = 122,  // A batch contains a sample twice.
-    LGRECO_TOO_MANY_IN_FLIGHT = 123,  // There are more micro-batches in flight than the cut has tickets.
+    LGRECO_TOO_MANY_IN_FLIGHT = 123,  // There are more micro-batches in flight than the option `in_flight` allows.
     LGRECO_NOT_IN_FLIGHT = 124,  // No micro-batch in flight has this ticket.
     LGRECO_MID_STEP = 125,  // The call is allowed only between steps.
-    LGRECO_OTHER_SETTING = 126,  // The saved end of a cut has another setting.
+    LGRECO_OTHER_SETTING = 126,  // The saved end of a cut has a different setting.
     LGRECO_NULL_POINTER = 200,  // A required pointer is NULL.
     LGRECO_ALIGNMENT = 201,  // A pointer is not aligned for its type.
     LGRECO_OVERLAP = 202,  // An output overlaps an input or another output.
@@ -175,7 +179,8 @@ LGRECO_ENUM(lgreco_status) {
     LGRECO_JSON_VERSION = 207,  // The version of a table or plan file is not supported by this library.
     LGRECO_HANDLE = 208,  // The pointer is not a handle, is a handle of another kind, or is a copy of a destroyed handle.
     LGRECO_BUSY = 209,  // The handle is in use by another call.
-    LGRECO_UNAVAILABLE = 210,  // The device does not exist, cannot be used, or does not support the request.
+    // The device does not exist, cannot be used, or does not support the request; or the requested data do not exist yet.
+    LGRECO_UNAVAILABLE = 210,
     // The table has no compressor setting for the option, because the library did not measure the table.
     LGRECO_NO_SETTINGS = 211,
     LGRECO_OTHER_END = 212,  // The call is only for the other end of a cut.
@@ -226,8 +231,8 @@ typedef struct lgreco_context lgreco_context;
 typedef struct lgreco_table lgreco_table;
 
 // Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
-// lgreco_plan_solve. The table leaves out layers with one dimension or fewer, or with few elements. `model_layers` of
-// the view lists the measured layers. NULL for `context` means the CPU. Allocates.
+// lgreco_plan_solve. The table leaves out layers with one dimension or fewer, or with fewer elements than the option
+// `min_elements`. `model_layers` of the view lists the measured layers. NULL for `context` means the CPU. Allocates.
 //
 // Fails with LGRECO_NON_FINITE, with LGRECO_EMPTY_TABLE when no layer is left, and with LGRECO_DUPLICATE_NAME. For
 // wrong options, fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.
@@ -238,26 +243,33 @@ lgreco_status lgreco_table_measure(const struct lgreco_context *context,
                                    struct lgreco_table **table);
 //
 // Options:
-//   method                the compressor: qsgd, topk, powersgd, eden, clt-k, sidco, hard-threshold, adacomp or loco. If several
-//                         are given, with commas between, each layer gets one of them, and the first one determines the uniform
-//                         setting. Default: hybrid, which chooses among eden, topk and powersgd.
-//   default               the first method's parameter in the uniform setting, from which budgets are derived: bits per element
-//                         for qsgd (default 4) and eden (3); the density, above 0 and at most 1, for topk, clt-k and sidco
-//                         (0.01); the rank for powersgd (4); the smallest magnitude that is sent for hard-threshold (0.01);
-//                         elements per bin for adacomp (500); elements per group for loco (512).
-//   candidates            "first,last,step": the parameters among which plans choose; `default` is always one of them. Default:
-//                         a range around `default`, as in the L-GreCo paper; 1 to 8 bits for eden.
-//   widths                the formats of the values that topk sends: full, or a number of bits from 1 to 8, or several of these
-//                         with commas between. Default: full.
-//   metric                the measure of errors: squared-l2, or l2 as in the L-GreCo paper. Default: squared-l2; l2 under the
-//                         policy paper.
-//   min_elements          layers with fewer elements stay uncompressed. Default: 1024.
-//   workers               the number of workers whose payloads are averaged. The squared errors of unbiased methods are divided
-//                         by it, which affects the choice between methods. Default: 1; in a controller its number of workers,
-//                         or of nodes (lgreco_controller_create_on_nodes).
-//   reduce_dtype          the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or
-//                         bfloat16. In a controller on nodes, the ranks of a node also send each other gradients in this type.
-//   random_seed           the seed of all random bits, the same on every rank. Default: 0.
+//   method                the compressors from which a plan chooses one for each layer, with commas between: qsgd, topk,
+//                         powersgd, eden, clt-k, sidco, hard-threshold, adacomp, loco. The first one with the parameter
+//                         `default` is the uniform setting, from which budgets are derived. Default: hybrid, which means eden,
+//                         topk and powersgd and stands alone. Unknown and repeated names give LGRECO_UNKNOWN_NAME.
+//   default               the first method's parameter in the uniform setting. qsgd and eden: bits per element, 1 to 8 (default
+//                         4, for eden 3). topk, clt-k and sidco: the density, which is the fraction of elements sent, 2^-32 to
+//                         1 (0.01). powersgd: the rank, 1 to 65536 (4). hard-threshold: the smallest magnitude sent, above 0
+//                         (0.01). adacomp and loco: elements per bin or group, 1 to 2^24 (500 and 512).
+//   candidates            "first,last,step": the first method's parameters from which plans choose, at most 10000, each in the
+//                         range of `default`. `default` is always added. Without this option, and for all further methods, they
+//                         are derived from the method's default D: D/2 to 2 D in steps of 1 for qsgd and powersgd, D/10 to 10 D
+//                         in steps of D/10 for topk and clt-k, 1 to 8 for eden, D/2 to 2 D in steps of D/4 for the rest.
+//   widths                the formats of the values that topk sends, with commas between: full, which is the gradient's type,
+//                         or 1 to 8, the bits per value. Other values, and methods without topk, give LGRECO_UNKNOWN_NAME.
+//                         Default: full.
+//   metric                the error of an option: squared-l2, the squared L2 norm of the compression error, or l2, the norm, as
+//                         in the L-GreCo paper. Other names give LGRECO_UNKNOWN_NAME. Default: squared-l2, or l2 under a
+//                         controller's policy paper.
+//   min_elements          layers with fewer elements stay uncompressed, like all layers with one dimension or fewer. Default:
+//                         1024.
+//   workers               the number of workers whose payloads are averaged, at least 1. The squared errors of unbiased methods
+//                         (qsgd, eden) are divided by it, which affects the choice between methods. Default: 1; in a
+//                         controller, its number of workers, or of nodes (lgreco_controller_create_on_nodes).
+//   reduce_dtype          the type in which ranks sum uncompressed layers, the factors of powersgd and the values of clt-k:
+//                         float32, or bfloat16, which halves their bytes. In a controller on nodes, the ranks of a node also
+//                         send each other gradients in this type. Default: float32.
+//   random_seed           the seed of all random numbers, 0 to 2^64 - 1, the same on every rank. Default: 0.
 
 // One option of one layer. The layout of this struct never changes.
 typedef struct lgreco_choice {
@@ -277,8 +289,8 @@ typedef struct lgreco_table_view {
     size_t struct_size;
     // Number of layers, at least 1.
     size_t layers;
-    // Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]. The options of
-    // layer 0 begin at 0.
+    // Per layer, the end of its options in `choices`. The options of layer l have the indices from ends[l - 1], or 0
+    // for layer 0, to ends[l] - 1.
     const size_t *ends;
     // All options, layer after layer.
     const struct lgreco_choice *choices;
@@ -310,7 +322,13 @@ typedef struct lgreco_table_view {
     {LGRECO_SIZE_OF(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
 // Copies a table into a handle, and checks the whole table, including names and labels.
-lgreco_status lgreco_table_create(const struct lgreco_table_view *view, struct lgreco_table **table);
+//
+// Fails with LGRECO_LENGTH when `ends` does not ascend, with LGRECO_EMPTY_TABLE, LGRECO_EMPTY_LAYER,
+// LGRECO_OPTION_ERROR and LGRECO_SIZE_OVERFLOW, and with LGRECO_NO_SUCH_OPTION for an entry of `defaults` or `fixed`.
+// Fails with LGRECO_DUPLICATE_NAME for two layers of one name, with LGRECO_TEXT for a name that is not UTF-8, and with
+// LGRECO_NO_SHARED_OPTION for a group whose layers have no allowed label in common.
+lgreco_status lgreco_table_create(const struct lgreco_table_view *view,
+                                  struct lgreco_table **table);
 
 // Fills `view` with pointers into the table, which are valid until the table is destroyed. `names`, `labels`,
 // `elements`, `uncompressed_sizes` and `metric` are never NULL in the filled view.
@@ -350,31 +368,33 @@ lgreco_status lgreco_table_destroy(struct lgreco_table **table);
 // A verified plan: one option per layer. It never changes.
 typedef struct lgreco_plan lgreco_plan;
 
-// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. The
-// plan is never worse than the uniform setting, if the uniform setting is within the limit. The plan keeps the table's
-// groups and fixed options. The same input gives the same plan. Allocates its workspace.
+// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. If
+// the uniform setting is within the limit, the plan is no worse. The plan keeps the table's groups and fixed options.
+// The same input gives the same plan. Allocates its workspace.
 //
 // Fails with LGRECO_INFEASIBLE when no plan meets the error budget; the message has the smallest error. Fails with
-// LGRECO_SIZE_INFEASIBLE when no plan meets the size limit; the message has the smallest size. Invalid options give
-// LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER. An invalid table gives LGRECO_LENGTH, or LGRECO_EMPTY_TABLE (20) or a
-// higher code.
+// LGRECO_SIZE_INFEASIBLE when no plan meets the size limit; the message has the smallest size. Also fails with
+// LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER for wrong options, with LGRECO_BUDGET for a wrong budget of the table,
+// with the codes of lgreco_table_create for a wrong table, and with LGRECO_OUT_OF_MEMORY.
 lgreco_status lgreco_plan_solve(const struct lgreco_table_view *table,
                                 const char *const *options,
                                 struct lgreco_plan **plan);
 //
 // Options:
-//   solver                exact, the default: the proved optimum. If the search reaches the limit `states`, it returns the best
-//                         plan found and a proved bound. dp: Algorithm 1 of the L-GreCo paper. paper: like dp, but the default
-//                         of `budget` is error; measure the table with the metric l2.
-//   levels                for dp: the number of cells into which the limit is divided, at least 1. Default: 10000.
-//   states                for exact: the largest number of partial plans held at once, each in 32 bytes. With 0, the solver
-//                         only rounds the solution of the relaxed problem. Default: 524288.
-//   budget                the limit of a plan. size: its size is at most that of the uniform setting, and its error is
-//                         minimised. error: its error is at most that of the uniform setting, or the table's own budget, and
-//                         its size is minimised. A number: its size is at most so many bits, or so many seconds for a
-//                         controller with the objective seconds. Default: error for a table that has a budget, and under paper;
-//                         otherwise size.
-//   alpha                 the factor, at least 0, by which the limit `size` or `error` is multiplied. Default: 1.
+//   solver                exact: an optimal plan, or the best plan found within the limit `states`, with a proved bound. dp:
+//                         Algorithm 1 of the L-GreCo paper. paper: like dp, but `budget` is error by default; measure the table
+//                         with the metric l2. Default: exact.
+//   levels                the number of cells into which Algorithm 1 divides the limit, at least 1. Default: 10000.
+//   states                the largest number of partial plans that the exact solver holds at once, each in 32 bytes. With 0, it
+//                         only rounds the solution of the linear relaxation. Default: 524288.
+//   budget                the limit of a plan. size: at most the size of the uniform setting, with the least error. error: at
+//                         most the table's budget, or the error of the uniform setting if the table has no budget, with the
+//                         least size. A number: at most this many bits, a whole number below 2^63, with the least error; under
+//                         a controller's objective seconds, at most this many seconds, below 10^6. Default: error if the table
+//                         has a budget or the solver is paper, else size. If the limit needs `defaults` of the table and it is
+//                         NULL, the call fails with LGRECO_NULL_POINTER.
+//   alpha                 the factor by which the limit is multiplied if `budget` is size or error, finite and at least 0.
+//                         Default: 1.
 
 // The kind of limit that a plan keeps.
 LGRECO_ENUM(lgreco_limit) {
@@ -394,8 +414,8 @@ typedef struct lgreco_plan_view {
     const uint32_t *options;
     // Total bits of the chosen options.
     uint64_t size;
-    // If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget. If `size`
-    // equals this bound, the plan is proved optimal. Otherwise 0.
+    // If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget. Otherwise
+    // 0. If `size` equals this bound, the plan is proved optimal.
     uint64_t lower_bound;
     // Total error of the chosen options.
     double error;
@@ -409,9 +429,9 @@ typedef struct lgreco_plan_view {
     lgreco_limit limit;
     // If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     uint64_t size_limit;
-    // If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit. The plan is
-    // proved optimal if `error` is within 2^-40 of this bound, which is the solver's resolution of errors. Otherwise
-    // 0.
+    // If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit. Otherwise 0. The
+    // plan is proved optimal if `error` exceeds this bound by at most the fraction 2^-40 of it, the resolution of the
+    // solver.
     double error_lower_bound;
 } lgreco_plan_view;
 #define LGRECO_PLAN_VIEW_INIT                                                                                          \
@@ -426,21 +446,21 @@ lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
 /*
  * ---- 3. Compression by hand ----
  *
- * Every rank needs the settings of every layer. A setting is a text, which is the same on every machine. Decode payloads
- * one by one, even for PowerSGD, and sum the decoded gradients. The payload length of AdaComp, hard thresholds and SIDCo
- * depends on the values; lgreco_compressor_encode reports the length. Under one setting, payloads of other methods have
- * the same length on every rank.
+ * Every rank needs the settings of every layer. A setting is a text, which is the same on every machine. Decode each
+ * payload by itself, even for PowerSGD, and sum the decoded gradients. The payload length of AdaComp, hard thresholds
+ * and SIDCo depends on the values; lgreco_compressor_encode reports the length. Under one setting, payloads of other
+ * methods have the same length on every rank.
  */
 
 // The compressor of one layer on one worker, with its residual and its workspace.
 typedef struct lgreco_compressor lgreco_compressor;
 
 // Makes the compressor of `layer`. The layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
-// `context` means the CPU. Allocates all memory for later calls.
+// `context` means the CPU. Allocates all memory that encoding and decoding on the CPU need.
 //
 // Fails with LGRECO_PARAMETER when the setting does not fit the layer. Fails with LGRECO_NOT_CONTRACTIVE when the
 // setting does not suit error feedback (lgreco_feedback_check). Also fails with the codes of lgreco_setting for a
-// wrong setting, and with LGRECO_UNKNOWN_OPTION for an unknown option.
+// wrong setting, and with LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER for a wrong option.
 lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const char *setting,
@@ -448,17 +468,17 @@ lgreco_status lgreco_compressor_create(const struct lgreco_context *context,
                                        struct lgreco_compressor **compressor);
 //
 // Options:
-//   random_seed           the seed of all random bits, the same on every rank. Default: 0.
-//   layer_index           the index of the layer in the model, from 0. The layer's random bits, and so powersgd's start matrix,
-//                         depend on it. Default: 0.
-//   rank                  the number of this worker, from 0. It must differ between workers; otherwise their rounding errors do
-//                         not average out. Default: 0.
-//   error_feedback        true: the compressor keeps its compression error as a residual, and adds the residual to the next
-//                         gradient. Default: false.
-//   residual_dtype        the type in which residuals are stored: float32, the default, bfloat16 or int8.
-//   gain                  the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent
-//                         values). Default: 1, which is classic error feedback.
-//   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
+//   random_seed           the seed of all random numbers, 0 to 2^64 - 1, the same on every rank. Default: 0.
+//   layer_index           the index of the layer in the model, from 0. It selects the layer's random numbers, such as
+//                         powersgd's start matrix. Default: 0.
+//   rank                  the number of this worker, from 0. Give every worker a different number; otherwise their rounding
+//                         errors do not average out. Default: 0.
+//   error_feedback        true: the compressor keeps its compression error as a residual, and adds it to the next gradient.
+//                         false: it keeps no residual. Default: false.
+//   residual_dtype        the type in which residuals are stored: float32, bfloat16 or int8. Default: float32.
+//   gain                  the factor a, above 0 and at most 1, in the update of a residual r: r becomes r + a (gradient -
+//                         decoded payload). Default: 1, which is classic error feedback.
+//   reset_every           the number of steps between resets of the residuals to zeros; 0 means never. Default: 0.
 
 // Reports the largest number of bytes that lgreco_compressor_encode writes under the present setting. Encoding writes
 // exactly this number, unless the payload's length depends on the values (AdaComp, hard thresholds, SIDCo).
@@ -467,7 +487,7 @@ lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
 
 // Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With error
 // feedback, the call first adds the residual, and the compression error becomes the new residual. `length` receives
-// the number of bytes written to `payload`. Does not allocate.
+// the number of bytes written to `payload`. Does not allocate on the CPU.
 //
 // Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, and with LGRECO_LENGTH when the payload does
 // not fit `capacity` (lgreco_compressor_bound always suffices). After a failure the residual is unchanged.
@@ -478,8 +498,8 @@ lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        size_t capacity,
                                        size_t *length);
 
-// Decodes a payload of this layer, made under any setting, into `values`. `values_len` is the layer's number of elements.
-// Changes no state and does not allocate.
+// Decodes a payload of this layer, made under any setting, into `values`. `values_len` is the layer's number of
+// elements. Changes no state. Does not allocate on the CPU.
 //
 // Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
 // writes.
@@ -518,8 +538,8 @@ LGRECO_ENUM(lgreco_group) {
 // The kind of collective that the caller performs.
 LGRECO_ENUM(lgreco_request_kind) {
     LGRECO_REQUEST_NONE = 0,  // No collective: nothing is left to do.
-    // Replace the `count` f32 values of `buffer` by their sums over the workers. All workers get the same bits, and NaN
-    // stays NaN.
+    // Replace the `count` f32 values of `buffer` by their sums over the workers. All workers must get the same bits, and
+    // NaN must stay NaN.
     LGRECO_REQUEST_ALL_REDUCE_SUM = 1,
     // Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
     // already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
@@ -609,26 +629,26 @@ typedef struct lgreco_collective {
     // valid until the function returns. The function must not throw. If it uses the handle of the library call, that
     // use fails with LGRECO_BUSY.
     //
-    // Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are
-    // requested only under options that say so. Return LGRECO_COLLECTIVE_UNSUPPORTED for a kind that the network does
-    // not support. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about
+    // Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. lgreco_request_kind says
+    // when the other kinds are requested. Return LGRECO_COLLECTIVE_UNSUPPORTED for a kind that the network does not
+    // support. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about
     // twice the traffic.
     lgreco_perform perform;
 } lgreco_collective;
 #define LGRECO_COLLECTIVE_INIT {LGRECO_SIZE_OF(lgreco_collective), 0, 1, NULL, NULL}
 
-// The controller of one worker. A controller decides when and how strongly to compress each layer, compresses and
-// exchanges the gradients, and keeps the residuals.
+// The controller of one worker. It compresses and exchanges the gradients, and keeps the residuals. At a decision, it
+// chooses a setting for every layer; the ranks use these settings until the next decision.
 typedef struct lgreco_controller lgreco_controller;
 
 // Makes the controller of a model with these layers. The collective states this worker's rank. `values` of layers are
 // not read. All ranks must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL,
-// the policy chooses the settings. Otherwise `settings` has one setting per layer, which applies until
-// lgreco_controller_set_settings. The call performs no collective.
+// the policy chooses the settings. Otherwise `settings` has one setting per layer. They apply from step `start_iter`
+// on, until lgreco_controller_set_settings. The call performs no collective.
 //
-// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options. Also fails
-// with the codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for two layers with the same
-// name.
+// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory
+// options. Also fails with the codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for two
+// layers with the same name.
 lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        const struct lgreco_collective *collective,
                                        const struct lgreco_layer *layers,
@@ -637,67 +657,81 @@ lgreco_status lgreco_controller_create(const struct lgreco_context *context,
                                        const char *const *options,
                                        struct lgreco_controller **controller);
 //
-// Options: those of lgreco_table_measure and lgreco_plan_solve (the default of `budget` is size), and
-//   policy                the rule that chooses settings. lgreco, the default: plans within the budget. paper: plans as in the
-//                         L-GreCo paper. They come from the dynamic program, and their l2 error is at most that of the uniform
-//                         setting, unless `metric` and `budget` say otherwise. uniform: the uniform setting for every layer.
-//                         uncompressed: no compression. kmeans: one setting for each cluster of layers, as in CGX. accordion:
-//                         one of two parameters for each layer, by the change of gradient norms and of the learning rate.
-//                         legacy: a parameter by the size of a layer and the phase of training.
-//   objective             the unit of sizes in plans: bits, the default, or seconds. With seconds, the controller measures the
-//                         time of sending and compressing on the slowest rank during training. A layer is sent uncompressed if
-//                         its compression does not save time.
+// Options: those of lgreco_table_measure and lgreco_plan_solve, and those below. The default of `budget` is size, or
+// error under the policy paper.
+//   policy                the rule by which decisions choose settings. lgreco: the plan within `budget`, made by `solver`.
+//                         paper: the plan of Algorithm 1; `budget` is error and `metric` is l2 unless they are given. uniform:
+//                         the uniform setting for every layer. uncompressed: no compression. kmeans: one setting for each
+//                         cluster of layers, within `budget`, as in CGX. accordion: one of two parameters for each layer
+//                         (option `accordion`). legacy: a parameter by the size of the layer and the phase of training (option
+//                         `legacy`). Default: lgreco. Not allowed together with the argument `settings`.
+//   objective             the unit in which plans count sizes: bits or seconds. With seconds, the controller measures during
+//                         training how long the slowest rank sends and compresses, and a layer is sent uncompressed if its
+//                         compression saves no time. Default: bits.
 //   start_iter            the number of uncompressed steps before the first decision, at least 2. Default: 100.
-//   period                the number of steps from one decision to the next, at least 1. With the objective `seconds`, a second
-//                         decision comes 50 steps after the first. Default: 1000.
-//   window                the number of steps whose mean gradient a decision uses, at least 1. Default: 10.
-//   lead                  the number of steps between the last gradient that a decision uses and the first step under that
-//                         decision; fewer than start_iter and period. In these steps another thread may plan
-//                         (lgreco_controller_take_plan_task). Default: 0.
-//   ramp_up               "first,steps": compression begins milder. After start_iter steps, `default` begins with the value
-//                         `first`. The decisions of the next `steps` steps bring it geometrically to its own value. Default: no
-//                         ramp-up.
-//   clusters              for kmeans: the number of clusters, at least 1. Default: 6.
-//   accordion             "low,high" or "low,high,eta,drop". Critical layers get the parameter `low`, and other layers get
-//                         `high`, which is smaller. A layer is critical if its gradient norm changes by at least the fraction
-//                         `eta` (default 0.5). All layers are critical if the learning rate falls by more than the factor
-//                         `drop` (default 1.5). With the policy lgreco or paper, budgets come from these two parameters.
-//   legacy                bounds, phases and steps, with semicolons between, such as "1000,100000; 8,6,4; 6,4,2; 900". The
-//                         bounds are ascending numbers of elements. A layer belongs to the first class whose bound exceeds its
-//                         number of elements, or else to the last class. Each phase has one parameter per class. The last
-//                         number is the length of training in steps, which the phases divide equally.
-//   error_feedback        true: under all lossy methods except qsgd and eden, layers keep their compression error as a
-//                         residual. false: no layer keeps a residual. Default: true.
-//   loco_residual_dtype   the option residual_dtype for layers under loco. Default: int8.
-//   loco_gain             the option gain for layers under loco. Default: 0.2.
-//   loco_reset_every      the option reset_every for layers under loco. Default: 512.
-//   non_finite            the treatment of a step in which some rank's gradient holds NaN or infinity. error, the default: the
-//                         step fails on every rank before anything is exchanged, and may be repeated with other gradients.
-//                         skip: the outcome is LGRECO_OUTCOME_SKIPPED, gradients become zeros, and residuals stay unchanged.
-//                         pass_through: gradients are exchanged uncompressed, with NaN and infinity, and residuals stay
-//                         unchanged.
-//   route                 the way in which ranks exchange payloads that a collective cannot sum. all_gather, the default: every
-//                         rank gets all payloads. scatter_reduce: each rank averages a part, compresses the mean again and
-//                         sends it to all ranks (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).
-//   bucket_bytes          the size of a bucket, in bytes of uncompressed gradients. Default: 4194304.
-//   measuring_rank        the rank that measures gradients and plans for all ranks. Default: 0.
-//   metrics_every         the number of steps between measurements of relative errors; 0 for never. Default: 10.
+//   period                the number of steps from one decision to the next, at least 1. With the objective seconds, one more
+//                         decision follows 50 steps after the first (window + lead + 1 steps if that is more), unless the
+//                         period is shorter. Default: 1000.
+//   window                the number of steps whose mean gradient a decision uses, at least 1. If fewer steps have passed since
+//                         the last decision, it uses these. Default: 10.
+//   lead                  the number of steps between the window and its decision, fewer than start_iter and period. During
+//                         these steps another thread may plan (lgreco_controller_take_plan_task); otherwise the call that
+//                         begins the decision's step plans. Default: 0.
+//   ramp_up               "first,steps": compression begins milder. At start_iter, `default` has the value `first`. Each
+//                         decision brings it geometrically closer to its own value, which it reaches after `steps` steps, at
+//                         least 1. Allowed if `budget` is size or error, and the policy is uniform, kmeans, or lgreco or paper
+//                         without `accordion`. Default: no ramp-up.
+//   clusters              the number of clusters of the policy kmeans, at least 1. Default: 6.
+//   accordion             "low,high" or "low,high,eta,drop": two parameters of the first method, low above high, and two
+//                         thresholds. Under the policy accordion, which needs this option, critical layers get `low` and all
+//                         others `high`. Under lgreco and paper, these settings determine the limit of plans instead of the
+//                         uniform setting, and both parameters must be candidates. A layer is critical at the first decision,
+//                         and if its gradient norm has changed by at least the fraction `eta` since the last one (above 0,
+//                         default 0.5). When the learning rate falls by more than the factor `drop` below its highest value
+//                         since the last decision (at least 1, default 1.5), all layers get `low`. Default: none.
+//   legacy                "bounds; parameters of a phase; ...; steps", such as "1000,100000; 8,6,4; 6,4,2; 900", for the policy
+//                         legacy, which needs it. The ascending bounds, in elements, divide the layers into classes, here below
+//                         1000, below 100000 and the rest. Each phase has one parameter of the first method per class; another
+//                         number of parameters gives LGRECO_LENGTH. The phases divide this many steps of training, at least 1,
+//                         equally. A phase takes effect at its first decision, and the last phase has no end. Default: none.
+//   error_feedback        true: layers keep their compression error as a residual under all lossy settings except qsgd and
+//                         unbiased eden. false: no layer keeps a residual. Default: true.
+//   loco_residual_dtype   like residual_dtype, for layers under loco. Default: int8.
+//   loco_gain             like gain, for layers under loco. Default: 0.2.
+//   loco_reset_every      like reset_every, for layers under loco. Default: 512.
+//   non_finite            what lgreco_controller_step does if some rank's gradient holds NaN or infinity; residuals stay
+//                         unchanged. error: it fails on every rank before anything is exchanged, and may be repeated. skip: it
+//                         replaces all gradients by zeros, with LGRECO_OUTCOME_SKIPPED. pass_through: it exchanges all
+//                         gradients uncompressed, with NaN and infinity. With buckets in flight or on nodes, only the affected
+//                         buckets fail, become zeros or become NaN (lgreco_bucket_next). Default: error.
+//   route                 the way in which ranks average payloads that a collective cannot sum. all_gather: every rank gets all
+//                         payloads. scatter_reduce: each rank averages its part of the elements, compresses the mean again and
+//                         sends it to all ranks (LGRECO_REQUEST_ALL_TO_ALL and ALL_GATHER_EACH). Payloads of hard-threshold,
+//                         sidco and adacomp always take all_gather. Default: all_gather.
+//   bucket_bytes          the largest bucket of lgreco_controller_step, in bytes of uncompressed gradients; a larger layer is a
+//                         bucket by itself. Default: 4194304.
+//   measuring_rank        the rank that measures gradients and plans for all ranks, below the number of workers. On nodes, it
+//                         is the number of a node, below the number of nodes, and each rank of this node plans for its peers.
+//                         Default: 0.
+//   metrics_every         the number of steps between measurements of `relative_error` in lgreco_metrics; 0 means never.
+//                         Default: 10.
 //   undo                  true: the controller keeps the residuals from before the last step, so that
-//                         lgreco_controller_roll_back and lgreco_controller_abandon_step can restore them. This doubles the
-//                         memory of residuals. Default: false. If `non_finite` is not error, the controller always keeps them.
-//   residual_dtype        the type in which residuals are stored: float32, the default, bfloat16 or int8.
-//   gain                  the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent
-//                         values). Default: 1, which is classic error feedback.
-//   reset_every           the number of steps after which residuals are set to zeros; 0 for never. Default: 0.
+//                         lgreco_controller_roll_back and lgreco_controller_abandon_step can restore them; this doubles the
+//                         memory of residuals. false: it keeps them only if `non_finite` is not error. Default: false.
+//   residual_dtype        the type in which residuals are stored: float32, bfloat16 or int8. Default: float32.
+//   gain                  the factor a, above 0 and at most 1, in the update of a residual r: r becomes r + a (gradient -
+//                         decoded payload). Default: 1, which is classic error feedback.
+//   reset_every           the number of steps between resets of the residuals to zeros; 0 means never. Default: 0.
 
 // What a step has done to the gradients.
 LGRECO_ENUM(lgreco_outcome) {
     LGRECO_OUTCOME_EXCHANGED = 0,  // The gradients are the means over the workers, after compression.
     // Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step with
-    // buckets in flight, the gradients of other buckets are means that must be ignored. Residuals are as before the step.
+    // buckets in flight, only the gradients of the affected buckets are zeros, and the other means must be ignored.
+    // Residuals are as before the step.
     LGRECO_OUTCOME_SKIPPED = 1,
     // Some rank's gradients were not finite. All gradients are now uncompressed means, which are not finite either. After
-    // a step with buckets in flight, the gradients of the affected buckets are NaN.
+    // a step with buckets in flight, only the gradients of the affected buckets are replaced, by NaN.
     LGRECO_OUTCOME_PASSED_THROUGH = 2,
     // After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually the
     // exchange failed on every rank. Some failures affect only this rank: a mean is too large for its shard's element type
@@ -706,8 +740,9 @@ LGRECO_ENUM(lgreco_outcome) {
     LGRECO_OUTCOME_FAILED = 3,
 };
 
-// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too,
-// because they count only this rank's shards. Begin with LGRECO_REPORT_INIT.
+// The report of a step. All fields are the same on every rank, with these exceptions: the seconds; `bytes_out` if the
+// length of a payload depends on its values; the outcome if a bucket failed on one rank only. On nodes, the bytes
+// count only this rank's shards. Begin with LGRECO_REPORT_INIT.
 typedef struct lgreco_report {
     // Set by the INIT macro.
     size_t struct_size;
@@ -719,7 +754,7 @@ typedef struct lgreco_report {
     uint32_t switched;
     // Bytes of one worker's gradients.
     uint64_t bytes_in;
-    // Bytes that one worker sent for its gradients.
+    // Bytes that this worker sent for its gradients.
     uint64_t bytes_out;
     // Seconds for checking gradients and waiting for other ranks. At a decision, includes measuring, planning and
     // switching.
@@ -731,12 +766,13 @@ typedef struct lgreco_report {
 
 // Performs a training step. Call it on every rank after every backward pass. gradients[l] has layer l's type and
 // number of elements, and is replaced by its mean over the workers. `learning_rate` must be the same on all ranks.
-// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at decisions only.
+// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at the first step, at decisions
+// and when the window of a decision begins.
 //
 // If the call fails on one rank, it fails on all ranks, even for wrong pointers and lengths. The rank at fault gets
 // the code of its error. The other ranks get LGRECO_PEER, with the failed rank and its code in the message. The other
-// ranks do not learn of the failure if this rank cannot use the network. In this case `controller` or `collective` is
-// wrong, or another call uses the controller (LGRECO_BUSY).
+// ranks do not learn of the failure if this rank cannot use the network: if `controller` or `collective` is wrong, or
+// another call uses the controller (LGRECO_BUSY).
 //
 // After LGRECO_NON_FINITE_GRADIENT and the following errors, everything is unchanged and the step may be repeated (for
 // nodes see lgreco_controller_create_on_nodes). LGRECO_PEER_PLAN means that ranks differ in options or layers; the

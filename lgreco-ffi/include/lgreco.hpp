@@ -104,8 +104,8 @@ private:
 
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 
-// Makes a struct from a setting's text, such as "qsgd 4", for arrays of settings. Throws LGRECO_TEXT if the text is too
-// long for the struct.
+// Makes a struct from a setting's text, such as "qsgd 4", for arrays of settings. Throws an Error with LGRECO_TEXT if
+// the text is too long for the struct.
 inline lgreco_setting setting(const std::string &text) {
     lgreco_setting setting = {};
     if (text.size() >= sizeof setting.text) check(LGRECO_TEXT, ("setting `" + text + "` is longer than 63 bytes").c_str());
@@ -129,7 +129,7 @@ inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims
 lgreco_layer layer(const char *name, std::vector<std::size_t> &&dims, const void *values = nullptr,
                    lgreco_dtype dtype = LGRECO_DTYPE_F32) = delete;
 
-// The layers of a model, with their names and dims. Layers objects convert to the vector that calls take. They can be
+// The layers of a model, with their names and dims. A Layers object converts to the vector that calls take. It can be
 // moved, but not copied.
 class Layers {
 public:

@@ -126,8 +126,8 @@ typedef struct lgreco_cuda_bucket lgreco_cuda_bucket;
 // Reports the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus
 // messages. `values` of layers are not read. `settings` has one setting per layer.
 //
-// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, and with LGRECO_PARAMETER for
-// layers of different types.
+// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, with LGRECO_PARAMETER for layers of
+// different types, and with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong options.
 lgreco_status lgreco_cuda_bucket_bytes(struct lgreco_cuda *cuda,
                                        const struct lgreco_layer *layers,
                                        const struct lgreco_setting *settings,
@@ -139,8 +139,8 @@ lgreco_status lgreco_cuda_bucket_bytes(struct lgreco_cuda *cuda,
 // lgreco_cuda_bucket_bytes reports, and is aligned to 16 bytes. Nothing else may use the memory until all work that
 // was enqueued with the bucket is done. Residuals start as zeros. The call first waits until kernels are loaded.
 //
-// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, with
-// LGRECO_PARAMETER for ranks and gains out of range, and with LGRECO_DEVICE.
+// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
+// LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
                                         const struct lgreco_layer *layers,
                                         const struct lgreco_setting *settings,
@@ -153,16 +153,17 @@ lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
 // Options:
 //   world_size            the number of workers, at least 1. Default: 1.
 //   rank                  the number of this worker, below `world_size`. Default: 0.
-//   step                  the number of the first step. Default: 0.
-//   indices               the index of each layer in the model, with commas between. A layer's random bits depend on its index.
-//                         Default: 0,1,2 and so on.
-//   gain                  the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent
-//                         values). Default: 1, which is classic error feedback.
-//   on_fault              the value that all means of the bucket get if a rank has failed in the step: zeros, the default, or
-//                         nan, which a loss scaler detects.
-//   reduce_dtype          the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or
-//                         bfloat16. The residual keeps the rounding errors of this rank's own values and of its factor Q.
-//   random_seed           the seed of all random bits, the same on every rank. Default: 0.
+//   step                  the number of the first step, 0 to 2^32 - 1. Default: 0.
+//   indices               the index of each layer in the model, with commas between. It selects the layer's random numbers. Any
+//                         other number of indices than layers gives LGRECO_LENGTH. Default: 0,1,2 and so on.
+//   gain                  the factor a, above 0 and at most 1, in the update of a residual r: r becomes r + a (gradient -
+//                         decoded payload). Default: 1, which is classic error feedback.
+//   on_fault              the value of all means of the bucket after a step in which some rank has failed: zeros, or nan, which
+//                         a loss scaler detects. Default: zeros.
+//   reduce_dtype          the type in which ranks sum uncompressed layers and the factors of powersgd: float32, or bfloat16,
+//                         which halves their bytes. The residual keeps the rounding errors of this rank's uncompressed values
+//                         and of its factor Q. Default: float32.
+//   random_seed           the seed of all random numbers, 0 to 2^64 - 1, the same on every rank. Default: 0.
 
 // Enqueued: adds residuals to the gradients of a step and compresses them. The gradients of all layers lie one after the
 // other in the device's memory. The gradients must stay in place until lgreco_cuda_bucket_next has returned
@@ -203,12 +204,12 @@ typedef struct lgreco_cuda_outcome {
     // The first rank at fault in the last step, else LGRECO_NO_RANK. A rank is at fault if its gradient was not
     // finite, if its step or settings differed, or if its payload cannot be decoded.
     uint32_t rank;
-    // The fault of `rank` in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
-    // decoded, the fault is LGRECO_PEER_MESSAGE on all ranks.
+    // The fault that this rank found in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK for none. If a
+    // payload cannot be decoded, the fault is LGRECO_PEER_MESSAGE on all ranks.
     lgreco_status fault;
-    // Layer of the first faulty value, as an index into the bucket's layers.
+    // Layer of the first value with this fault, as an index into the bucket's layers.
     size_t layer;
-    // Index of the first faulty value in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
+    // Index of this value in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
     size_t element;
     // 1 when the last step failed on some rank, else 0.
     uint32_t has_failed;
@@ -282,8 +283,8 @@ lgreco_status lgreco_cuda_bucket_destroy(struct lgreco_cuda_bucket **bucket);
 
 /* ---- 4. Single payloads ---- */
 
-// Selects the random bits of one payload. QSGD's rounding uses all fields. PowerSGD's start matrix uses `seed` and
-// `layer`. The layout of this struct never changes.
+// Selects the random bits of one payload. QSGD's rounding and EDEN's rotation use all fields. PowerSGD's start matrix
+// uses `seed` and `layer`. The layout of this struct never changes.
 typedef struct lgreco_rng_stream {
     // Seed of the run, the same on every rank.
     uint64_t seed;

@@ -7,22 +7,40 @@
  *     lgreco_cut_receive           <── message ──     lgreco_cut_send_gradients
  *     lgreco_cut_commit_step                          lgreco_cut_commit_step
  *
- * A codec is text:
- *     dense [f32|f16|bf16]                            the values
- *     min-max BITS [tile ELEMENTS|tile batch]         1 to 8 bits, on a grid from the smallest to the largest value; each
- *                                                     tile of ELEMENTS values of a sample (128), or the batch, has a grid
- *     symmetric BITS [channels NUMBER] [scale f32|bf16]  2 to 8 bits, on a grid symmetric about zero; each sample or each
- *                                                     channel has a scale
- *     topk KEEP [f32|f16|bf16]                        the largest magnitudes of each sample
- *     shared-index KEEP [f32|f16|bf16]                gradients at the positions that the forward topk of the micro-batch kept
- *     eden BITS                                       1 to 8 bits, after a random rotation of blocks of 4096 values
+ * A codec and a memory are texts. Words in brackets may be left out. The first of several alternatives is the default.
  *
- * A memory is text:
+ * Codecs:
+ *     dense [f32|f16|bf16]
+ *         The values, uncompressed in this type.
+ *     min-max BITS [tile ELEMENTS|tile batch]
+ *         1 to 8 bits per value, on a grid from the smallest to the largest value. Each tile of ELEMENTS values of a
+ *         sample has a grid, or the whole batch has one. Default: tile 128.
+ *     symmetric BITS [channels NUMBER] [scale f32|scale bf16]
+ *         2 to 8 bits per value, on a grid symmetric about zero. Each sample has a scale. With channels, each channel
+ *         over all samples has a scale; NUMBER divides the number of features.
+ *     topk KEEP [f32|f16|bf16]
+ *         The KEEP largest magnitudes of each sample.
+ *     shared-index KEEP [f32|f16|bf16]
+ *         Gradients only: the values at the positions that the forward codec kept for this micro-batch. The forward
+ *         codec must be topk with the same KEEP.
+ *     eden BITS
+ *         1 to 8 bits per value, after a random rotation of blocks of 4096 values.
+ *
+ * Memories:
  *     none
- *     residual [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]   error feedback by position in the batch
- *     mixed [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]      EF-mixed by position, for topk
- *     ef21                                                      EF21 by position
- *     samples CAPACITY [bf16|f32|bits NUMBER]         AQ-SGD: the last reconstruction of CAPACITY samples, by id; forward only
+ *         Every message is independent.
+ *     residual [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]
+ *         Error feedback, by position in the batch. The type is that of the stored residual.
+ *     mixed [gain NUMBER] [reset MESSAGES] [f32|bf16|int8]
+ *         EF-mixed, by position in the batch; for topk only.
+ *     ef21
+ *         EF21, by position in the batch.
+ *     samples CAPACITY [bf16|f32|bits NUMBER]
+ *         Activations only: AQ-SGD keeps the last reconstruction of up to CAPACITY samples, by id, in this type or in 2
+ *         to 8 bits.
+ *
+ * `gain` and `reset` are the options gain and reset_every of lgreco_compressor_create, counted in messages. The
+ * defaults are 1 and 0.
  *
  * Made from headers/lgreco_pipeline.h.in and the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -50,19 +68,23 @@ typedef struct lgreco_cut_setting {
 
 // Makes a setting from options. The options `batch` and `features` are required.
 //
-// Fails with LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, and with LGRECO_FEEDBACK_RULE for options
-// that contradict each other. Also fails with LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER.
+// Fails with LGRECO_UNKNOWN_NAME for a text that is not a codec or a memory, and with LGRECO_FEEDBACK_RULE when a
+// memory or shared-index does not fit the other options. Also fails with LGRECO_UNKNOWN_OPTION, with LGRECO_PARAMETER
+// for numbers out of range, and with LGRECO_TOO_MANY_ELEMENTS for a batch of 2^32 or more values.
 lgreco_status lgreco_cut_setting_make(const char *const *options,
                                       struct lgreco_cut_setting *setting);
 //
 // Options:
-//   batch                 the number of samples per message, at least 1. In training with a memory by position, every message
-//                         has exactly this number; otherwise it is a maximum. Must be given.
-//   features              the number of values per sample, at least 1. Must be given.
-//   forward               the codec of activations, as text (see the top of this header). Default: min-max 4.
-//   forward_memory        the memory of activations, as text (see the top of this header). Default: none.
-//   backward              the codec of gradients, which need milder compression than activations. Default: min-max 8.
-//   backward_memory       the memory of gradients, as text. Default: none.
+//   batch                 the number of samples per message, at least 1. With a memory by position (residual, mixed or ef21) in
+//                         either direction, every training message has exactly this number; otherwise it is the maximum.
+//                         Required.
+//   features              the number of values per sample, at least 1. Required.
+//   forward               the codec of activations: a text as at the top of this header, but not shared-index. Default: min-max
+//                         4.
+//   forward_memory        the memory of activations: a text as at the top of this header. Default: none.
+//   backward              the codec of gradients: a text as at the top of this header. Gradients need milder compression than
+//                         activations. Default: min-max 8.
+//   backward_memory       the memory of gradients: a text as at the top of this header, but not samples. Default: none.
 //   cut                   the number of the cut in the model, from 0. Default: 0.
 //   in_flight             the largest number of micro-batches in flight, at least 1. A micro-batch is in flight until its
 //                         gradients have been sent. Default: 8.
@@ -118,9 +140,9 @@ lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
 
 // Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
 // feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number. Later,
-// lgreco_cut_receive returns the same number with the micro-batch's gradients. For AQ-SGD, `ids` has one id per
-// sample, or LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates
-// only while AQ-SGD's memory of samples grows.
+// lgreco_cut_receive returns the same number with the micro-batch's gradients. With the forward memory samples
+// (AQ-SGD), `ids` has one id per sample, or LGRECO_UNREMEMBERED for a sample that must not be remembered. With other
+// memories, the ids are not used, and `ids` may be NULL. Allocates only while the memory of samples grows.
 //
 // Fails with LGRECO_OTHER_END for a downstream end. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,
 // LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE and LGRECO_TOO_MANY_IN_FLIGHT.

@@ -16,12 +16,12 @@ extern "C" {
 /* ---- 1. Devices ---- */
 
 // Makes a context for a device. "cpu" is the CPU. "cuda" is the NVIDIA GPU with ordinal 0, and "cuda:1" is the GPU
-// with ordinal 1; both need a library with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or
-// DirectX 12, and needs the feature `wgpu`.
+// with ordinal 1; both need a library with the feature `cuda`. "wgpu" is the GPU that wgpu prefers for high
+// performance, through Vulkan, Metal or DirectX 12; it needs the feature `wgpu`.
 //
-// A GPU computes the error rows and payloads of QSGD, TopK and PowerSGD from values in host memory. A CUDA GPU also
-// computes the rows and payloads of EDEN. The CPU does everything else. With CUDA, the CPU also handles PowerSGD with
-// ranks above 1024. The same holds for QSGD with bucket sizes that are not a power of two from 64 to 4096.
+// A GPU computes the error rows and payloads of QSGD, EDEN, TopK and PowerSGD from values in host memory. The CPU does
+// everything else. With CUDA, the CPU also handles PowerSGD with ranks above 1024 or sides above 2^31, and QSGD with
+// bucket sizes that are not a power of two from 64 to 4096.
 //
 // Fails with LGRECO_UNKNOWN_NAME for another name, and with LGRECO_NOT_BUILT_IN when this build does not support the
 // kind of device. Fails with LGRECO_UNAVAILABLE when this machine has no usable device of the kind, and with
@@ -224,8 +224,8 @@ lgreco_status lgreco_payload_unseal(const uint8_t *sealed,
 //
 // For each layer, `shards` has world_size numbers: the end of each rank's shard, in elements. The shard of rank r
 // begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of elements.
-// The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Every rank gathers and decodes the whole
-// payloads of hard thresholds, SIDCo and AdaComp. The option `route` has no effect.
+// The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Under hard thresholds, SIDCo and AdaComp,
+// every rank gathers and decodes the payloads of whole layers. The option `route` has no effect.
 //
 // Also fails with LGRECO_NULL_POINTER if `shards` is NULL, and with LGRECO_PARAMETER for invalid ends.
 lgreco_status lgreco_controller_create_sharded(const struct lgreco_context *context,
@@ -293,8 +293,9 @@ lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
                                            double learning_rate);
 
 // Reports the next collective to perform before buckets may be opened. Call it again after each collective, until the
-// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns LGRECO_REQUEST_NONE. If a decision is due,
-// the measuring rank measures and plans during a call. Allocates at decisions only.
+// kind is LGRECO_REQUEST_NONE. Without the option `accordion`, the first call already returns LGRECO_REQUEST_NONE in
+// most steps. If a decision is due, the measuring rank measures and plans during a call. Allocates at decisions and
+// when the window of a decision begins.
 //
 // If the call fails on one rank, it fails on all ranks, and the step may be begun again. The codes are LGRECO_PEER,
 // LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, and the codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no
@@ -309,10 +310,10 @@ lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
 typedef struct lgreco_bucket lgreco_bucket;
 
 // Lends a bucket of these layers for one exchange in the step that has begun. `layers` are indices, in any order. All
-// workers exchange the same layers together, in the same order. If these layers have not been exchanged together
-// before, an additional all-gather of 24 bytes per worker checks that all ranks agree. Allocates the memory that the
-// settings need, and up to three f32 per element. If the memory of a closed bucket can be reused, the call allocates
-// only a few hundred bytes.
+// workers exchange the same layers together, in the same order. An additional all-gather of 24 bytes per worker checks
+// that all ranks agree, if these layers have not been exchanged together before, or if a payload length depends on the
+// values. Allocates the memory that the settings need, and up to three f32 per element. If the memory of a closed
+// bucket can be reused, the call allocates only a few hundred bytes.
 //
 // Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done. Fails with
 // LGRECO_LAYER_MISMATCH for an unknown layer, and with LGRECO_IN_FLIGHT for a layer that is in another bucket or twice
@@ -335,7 +336,7 @@ lgreco_status lgreco_bucket_withhold(struct lgreco_bucket *bucket,
 // registered. `index` counts the bucket's collectives from 0. After the bucket's last collective, the kind is
 // LGRECO_REQUEST_NONE. All pointers are NULL. An exchange that fails asks for fewer collectives.
 //
-// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
+// `count` is the number of f32 or bf16 values to sum. `length` is a number of bytes, which depends on the kind:
 // - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
 // - LGRECO_REQUEST_ALL_GATHER_EACH: the bytes of all workers, or an upper bound if the lengths depend on the values.
 // - LGRECO_REQUEST_BROADCAST: the bytes that are broadcast.
@@ -347,7 +348,7 @@ lgreco_status lgreco_bucket_round(struct lgreco_bucket *bucket,
 // Submits the gradients of this step, one pointer per layer in the order in which the bucket was opened. The call adds
 // residuals and compresses. The library keeps the pointers: the gradients must stay in place, and nothing else may use
 // them. The library releases the gradients when lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or when the
-// bucket is closed. Does not allocate.
+// bucket is closed. Allocates scratch memory.
 //
 // Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. This call does not
 // fail for wrong gradients, because the other ranks wait for this rank. Wrong gradients are values that are not
@@ -472,10 +473,10 @@ typedef struct lgreco_plan_task lgreco_plan_task;
 // The task is available once all steps before step `decision - lead` have ended. At other times, on other ranks and if
 // `lead` is 0, `task` receives NULL. Make this call after every step. The call does not copy gradients.
 //
-// All ranks switch at the step of the decision. If the task was not handed in by then, the ranks take the step under
-// the old settings, and ask again at the next step. No rank waits. If the task was not taken, or was destroyed,
-// lgreco_controller_control or lgreco_controller_step does the task's work. A state that is saved before the decision
-// contains the decision's gradients. A run that loads the state uses these gradients.
+// All ranks switch at the step of the decision. If the task was taken but not handed in by then, the ranks take the
+// step under the old settings, and ask again at the next step. No rank waits. If the task was not taken, or was
+// destroyed, lgreco_controller_control or lgreco_controller_step does the task's work. A state that is saved before
+// the decision contains the decision's gradients. A run that loads the state uses these gradients.
 lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *controller,
                                                struct lgreco_plan_task **task);
 
@@ -561,11 +562,13 @@ lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
 LGRECO_ENUM(lgreco_cause) {
     LGRECO_CAUSE_NONE = 0,  // No decision was made yet.
     LGRECO_CAUSE_SCHEDULE = 1,  // A decision of the schedule was due.
-    LGRECO_CAUSE_LEARNING_RATE = 2,  // The learning rate fell, and Accordion set all layers to low compression.
+    // The learning rate fell, and all layers got the parameter `low` of the option `accordion`.
+    LGRECO_CAUSE_LEARNING_RATE = 2,
     LGRECO_CAUSE_CALLER = 3,  // The caller gave new settings.
 };
 
-// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
+// The last decision. It is the same on every rank; on nodes, on this rank and its peers. Begin with
+// LGRECO_DECISION_INIT.
 typedef struct lgreco_decision {
     // Set by the INIT macro.
     size_t struct_size;
@@ -575,7 +578,7 @@ typedef struct lgreco_decision {
     lgreco_cause cause;
     // The unit of sizes: 1 for picoseconds, 0 for bits.
     uint32_t in_picoseconds;
-    // 1 when the policy made a plan, else 0. If 0, all fields below are 0 too.
+    // 1 when the policy made a plan, else 0. If 0, all fields below except `not_contractive` are 0.
     uint32_t planned;
     // 1 when the plan is proved optimal, else 0.
     uint32_t proven;
@@ -583,8 +586,8 @@ typedef struct lgreco_decision {
     uint64_t size;
     // If `limit` is LGRECO_LIMIT_ERROR, a lower bound of the size of all plans within the budget; otherwise 0.
     uint64_t lower_bound;
-    // Size of the layers that `size` counts, under the default settings. The budget is derived from the default
-    // settings.
+    // Size of the layers that `size` counts, under the settings from which the limit is derived: the uniform setting,
+    // or the settings of the option `accordion`.
     uint64_t default_size;
     // Size of the layers that `size` counts, uncompressed. If `size` is not smaller, compression does not pay.
     uint64_t uncompressed_size;
@@ -594,7 +597,7 @@ typedef struct lgreco_decision {
     double budget;
     // Number of layers that are sent uncompressed because compressing them would take longer.
     uint32_t slower;
-    // Number of layers that are sent uncompressed because the chosen setting does not suit error feedback.
+    // Number of layers that are sent uncompressed because their setting does not suit error feedback.
     uint32_t not_contractive;
     // The kind of limit that the plan keeps.
     lgreco_limit limit;
@@ -615,7 +618,7 @@ typedef struct lgreco_decision {
     double plan_seconds;
     // The part of `plan_seconds` for compressing and decompressing.
     double plan_computing_seconds;
-    // Predicted seconds under the default settings.
+    // Predicted seconds under the uniform setting.
     double default_seconds;
     // Predicted seconds with all layers uncompressed.
     double uncompressed_seconds;
@@ -654,9 +657,9 @@ typedef struct lgreco_memory_use {
 #define LGRECO_MEMORY_USE_INIT {LGRECO_SIZE_OF(lgreco_memory_use), 0, 0, 0, 0, 0}
 
 // Reports how much memory the run uses on this rank, even before its first step. The report assumes the settings of
-// the last decision. Before the first decision, it assumes the search's default setting. At most `at_once` buckets of
-// `bucket_bytes` each are in flight. lgreco_controller_step has one bucket in flight. If `bucket_bytes` is 0, the
-// option `bucket_bytes` applies.
+// the last decision. Before the first decision, it assumes the given settings or the uniform setting. It also assumes
+// that at most `at_once` buckets of `bucket_bytes` each are in flight; lgreco_controller_step has one. If
+// `bucket_bytes` is 0, the option `bucket_bytes` applies.
 lgreco_status lgreco_controller_memory(struct lgreco_controller *controller,
                                        size_t bucket_bytes,
                                        size_t at_once,
@@ -686,7 +689,8 @@ LGRECO_ENUM(lgreco_save_contents) {
 // the number of bytes. Allocates.
 //
 // Fails with LGRECO_LENGTH when `capacity` is less than the number of bytes; even then `length` is set, and `saved`
-// may be NULL. Fails with LGRECO_IN_FLIGHT while a bucket is not closed.
+// may be NULL. Fails with LGRECO_STEP_ORDER while a step is under way, and with LGRECO_IN_FLIGHT while a bucket is not
+// closed.
 lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
                                      lgreco_save_contents contents,
                                      uint8_t *saved,
@@ -743,11 +747,11 @@ typedef struct lgreco_loaded {
 // To resume, each rank gives its own state as `plan` and in `residuals`. The run then continues bit for bit. With
 // fewer workers, each rank adds to `residuals` the states of the ranks that it replaces. A new rank gives any rank's
 // state as `plan`, and no residuals. After the death of a rank, all ranks give the same surviving rank's state as
-// `plan`. Surviving ranks give their own residuals. The rank that replaces the dead rank gives, as residuals, the last
-// state that the dead rank saved.
+// `plan`. Surviving ranks give their own residuals. The rank that replaces the dead rank, or else one surviving rank,
+// also gives the last state that the dead rank saved.
 //
-// The call ends a step that is under way. Afterwards, buckets from before the call can only be closed. `loaded` may be
-// NULL. Allocates.
+// All ranks must make this call between the same two steps. It ends a step that is under way. Afterwards, buckets from
+// before the call can only be closed. `loaded` may be NULL. Allocates.
 //
 // Fails with LGRECO_CHECKSUM for a damaged state, and with LGRECO_SAVED_STATE, LGRECO_LENGTH or another code for bytes
 // that are not a state. A failed call changes nothing.

@@ -28,8 +28,8 @@ protected:
 };
 
 // Returns the number of bytes that a worker passes to a collective. The number of bytes sent also depends on the
-// network's algorithm. `rank` is the worker's rank in the request's group, and `workers` is the group's size. Throws
-// LGRECO_UNKNOWN_CONSTANT for an unknown kind.
+// network's algorithm. `rank` is the worker's rank in the request's group, and `workers` is the group's size. Throws an
+// Error with LGRECO_UNKNOWN_CONSTANT for an unknown kind.
 inline std::uint64_t contributed_bytes(const lgreco_request &request, std::uint32_t rank, std::uint32_t workers) {
     switch (request.kind) {
     case LGRECO_REQUEST_NONE: return 0;
@@ -96,8 +96,8 @@ struct Calls {
 } // namespace detail
 
 // Layers that a controller lends for one exchange. The destructor returns the layers to the controller. If another
-// thread uses the controller meanwhile, the destructor fails silently and the layers stay in flight; Controller::close
-// would throw.
+// thread uses the controller at that time, the destructor fails silently, and the layers stay in flight.
+// Controller::close throws in this case.
 class Bucket {
 public:
     Bucket(Bucket &&other) noexcept
@@ -120,7 +120,8 @@ public:
         return announced;
     }
 
-    // Submits the gradients, one pointer per layer. The bucket uses the pointers until the gradients are means.
+    // Submits the gradients, one pointer per layer. The bucket uses them until next() returns LGRECO_REQUEST_NONE or
+    // throws, or the bucket is closed.
     void submit(const std::vector<void *> &gradients) {
         check(lgreco_bucket_submit(get(), gradients.data(), gradients.size()));
     }
@@ -148,8 +149,8 @@ private:
     lgreco_bucket *handle_;
 };
 
-// The work of a controller's next decision, which any thread may run once. After a task is destroyed, the controller
-// can make it again.
+// The work of a controller's next decision, which any thread may run once. If a task is destroyed before it was handed
+// in, take_plan_task returns a new one.
 class PlanTask {
 public:
     // Measures and plans. If `run` fails and the caller hands the task in nevertheless, the step of the decision fails
@@ -175,7 +176,7 @@ public:
     Controller(Controller &&) noexcept = default;
     Controller &operator=(Controller &&) noexcept = default;
 
-    // If `settings` are given, one per layer, the controller makes no decisions.
+    // `settings`, one per layer, replace the policy from step `start_iter` on.
     Controller(Collective &collective, const std::vector<lgreco_layer> &layers, const Options &options = {},
                const std::vector<lgreco_setting> &settings = {}, const lgreco_context *context = nullptr) {
         const lgreco_setting *const fixed = one_each(layers, settings);

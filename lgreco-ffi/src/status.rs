@@ -14,7 +14,7 @@ pub type lgreco_status = u32;
 pub const LGRECO_OK: lgreco_status = 0;
 /// An array or buffer does not have the length that the call needs.
 pub const LGRECO_LENGTH: lgreco_status = 1;
-/// A parameter is outside its range.
+/// A parameter or an option's value is out of range, or does not fit the other options.
 pub const LGRECO_PARAMETER: lgreco_status = 2;
 /// A tensor has 2^32 or more rows, columns or elements.
 pub const LGRECO_TOO_MANY_ELEMENTS: lgreco_status = 3;
@@ -24,7 +24,7 @@ pub const LGRECO_NON_FINITE: lgreco_status = 4;
 pub const LGRECO_OVERFLOW: lgreco_status = 5;
 /// A name is unknown.
 pub const LGRECO_UNKNOWN_NAME: lgreco_status = 6;
-/// Memory for a workspace cannot be allocated.
+/// Memory cannot be allocated.
 pub const LGRECO_OUT_OF_MEMORY: lgreco_status = 7;
 /// An element is too large for the format in which it is sent.
 pub const LGRECO_ELEMENT_OVERFLOW: lgreco_status = 8;
@@ -42,13 +42,13 @@ pub const LGRECO_EMPTY_LAYER: lgreco_status = 21;
 pub const LGRECO_OPTION_ERROR: lgreco_status = 22;
 /// The sum of the layers' largest option sizes does not fit 64 bits.
 pub const LGRECO_SIZE_OVERFLOW: lgreco_status = 23;
-/// A choice names an option that its layer does not have.
+/// A number is not the index of an option of its layer.
 pub const LGRECO_NO_SUCH_OPTION: lgreco_status = 24;
-/// A budget is NaN, infinite or negative.
+/// An error budget is NaN, infinite or negative.
 pub const LGRECO_BUDGET: lgreco_status = 25;
-/// No plan meets the budget.
+/// No plan is within the error budget.
 pub const LGRECO_INFEASIBLE: lgreco_status = 26;
-/// The error of a plan's choices exceeds its budget.
+/// The error of a plan exceeds its budget.
 pub const LGRECO_OVER_BUDGET: lgreco_status = 27;
 /// A plan does not have the size, error or bound that it states.
 pub const LGRECO_PLAN_MISMATCH: lgreco_status = 28;
@@ -56,11 +56,12 @@ pub const LGRECO_PLAN_MISMATCH: lgreco_status = 28;
 pub const LGRECO_DUPLICATE_NAME: lgreco_status = 29;
 /// No plan is within the size limit.
 pub const LGRECO_SIZE_INFEASIBLE: lgreco_status = 30;
-/// A plan's choices are larger than its size limit.
+/// The size of a plan exceeds its size limit.
 pub const LGRECO_OVER_SIZE: lgreco_status = 31;
 /// The layers of a group have no option in common.
 pub const LGRECO_NO_SHARED_OPTION: lgreco_status = 32;
-/// The layers of a group are matched by option index, but have different numbers of options.
+/// The layers of a group, matched by option index, have different numbers of options. C calls match by label, and do
+/// not return this code.
 pub const LGRECO_UNEQUAL_OPTIONS: lgreco_status = 33;
 /// A plan chooses an option that the table's groups or fixed options exclude.
 pub const LGRECO_RULED_OUT: lgreco_status = 34;
@@ -72,9 +73,9 @@ pub const LGRECO_PAYLOAD_BODY: lgreco_status = 41;
 pub const LGRECO_PAYLOAD_FIELD: lgreco_status = 42;
 /// Neither the library nor the program knows the method.
 pub const LGRECO_UNKNOWN_METHOD: lgreco_status = 43;
-/// With this compressor, error feedback may amplify errors.
+/// With this setting, error feedback may amplify errors.
 pub const LGRECO_NOT_CONTRACTIVE: lgreco_status = 60;
-/// The rule of error feedback does not fit the setting, or the compressor has no error feedback.
+/// The compressor has no error feedback, or the memory of a cut does not fit its codec, its direction or the call.
 pub const LGRECO_FEEDBACK_RULE: lgreco_status = 61;
 /// The bytes are not a saved state of this version.
 pub const LGRECO_SAVED_STATE: lgreco_status = 62;
@@ -105,13 +106,13 @@ pub const LGRECO_OUT_OF_STEP: lgreco_status = 120;
 pub const LGRECO_SAMPLE_OUT_OF_STEP: lgreco_status = 121;
 /// A batch contains a sample twice.
 pub const LGRECO_DUPLICATE_SAMPLE: lgreco_status = 122;
-/// There are more micro-batches in flight than the cut has tickets.
+/// There are more micro-batches in flight than the option `in_flight` allows.
 pub const LGRECO_TOO_MANY_IN_FLIGHT: lgreco_status = 123;
 /// No micro-batch in flight has this ticket.
 pub const LGRECO_NOT_IN_FLIGHT: lgreco_status = 124;
 /// The call is allowed only between steps.
 pub const LGRECO_MID_STEP: lgreco_status = 125;
-/// The saved end of a cut has another setting.
+/// The saved end of a cut has a different setting.
 pub const LGRECO_OTHER_SETTING: lgreco_status = 126;
 /// A required pointer is NULL.
 pub const LGRECO_NULL_POINTER: lgreco_status = 200;
@@ -134,7 +135,7 @@ pub const LGRECO_JSON_VERSION: lgreco_status = 207;
 pub const LGRECO_HANDLE: lgreco_status = 208;
 /// The handle is in use by another call.
 pub const LGRECO_BUSY: lgreco_status = 209;
-/// The device does not exist, cannot be used, or does not support the request.
+/// The device does not exist, cannot be used, or does not support the request; or the requested data do not exist yet.
 pub const LGRECO_UNAVAILABLE: lgreco_status = 210;
 /// The table has no compressor setting for the option, because the library did not measure the table.
 pub const LGRECO_NO_SETTINGS: lgreco_status = 211;

@@ -74,10 +74,10 @@ impl BucketState {
 }
 
 /// Lends a bucket of these layers for one exchange in the step that has begun. `layers` are indices, in any order. All
-/// workers exchange the same layers together, in the same order. If these layers have not been exchanged together
-/// before, an additional all-gather of 24 bytes per worker checks that all ranks agree. Allocates the memory that the
-/// settings need, and up to three f32 per element. If the memory of a closed bucket can be reused, the call allocates
-/// only a few hundred bytes.
+/// workers exchange the same layers together, in the same order. An additional all-gather of 24 bytes per worker checks
+/// that all ranks agree, if these layers have not been exchanged together before, or if a payload length depends on the
+/// values. Allocates the memory that the settings need, and up to three f32 per element. If the memory of a closed
+/// bucket can be reused, the call allocates only a few hundred bytes.
 ///
 /// Fails with LGRECO_STEP_ORDER unless a step has begun and its control requests are done. Fails with
 /// LGRECO_LAYER_MISMATCH for an unknown layer, and with LGRECO_IN_FLIGHT for a layer that is in another bucket or twice
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
 /// registered. `index` counts the bucket's collectives from 0. After the bucket's last collective, the kind is
 /// LGRECO_REQUEST_NONE. All pointers are NULL. An exchange that fails asks for fewer collectives.
 ///
-/// `count` is the number of f32 to sum. `length` is a number of bytes, which depends on the kind:
+/// `count` is the number of f32 or bf16 values to sum. `length` is a number of bytes, which depends on the kind:
 /// - LGRECO_REQUEST_ALL_GATHER: the bytes of one worker.
 /// - LGRECO_REQUEST_ALL_GATHER_EACH: the bytes of all workers, or an upper bound if the lengths depend on the values.
 /// - LGRECO_REQUEST_BROADCAST: the bytes that are broadcast.
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn lgreco_bucket_round(
 /// Submits the gradients of this step, one pointer per layer in the order in which the bucket was opened. The call adds
 /// residuals and compresses. The library keeps the pointers: the gradients must stay in place, and nothing else may use
 /// them. The library releases the gradients when lgreco_bucket_next returns LGRECO_REQUEST_NONE or fails, or when the
-/// bucket is closed. Does not allocate.
+/// bucket is closed. Allocates scratch memory.
 ///
 /// Fails with LGRECO_STEP_ORDER when gradients were already submitted; the bucket is then unchanged. This call does not
 /// fail for wrong gradients, because the other ranks wait for this rank. Wrong gradients are values that are not

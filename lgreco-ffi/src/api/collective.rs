@@ -36,9 +36,9 @@ pub struct lgreco_collective {
     /// valid until the function returns. The function must not throw. If it uses the handle of the library call, that
     /// use fails with LGRECO_BUSY.
     ///
-    /// Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. The other kinds are
-    /// requested only under options that say so. Return LGRECO_COLLECTIVE_UNSUPPORTED for a kind that the network does
-    /// not support. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about
+    /// Every network must support LGRECO_REQUEST_ALL_REDUCE_SUM, ALL_GATHER and BROADCAST. lgreco_request_kind says
+    /// when the other kinds are requested. Return LGRECO_COLLECTIVE_UNSUPPORTED for a kind that the network does not
+    /// support. LGRECO_REQUEST_REDUCE_SCATTER_SUM may be performed as an all-reduce of all `count` values, at about
     /// twice the traffic.
     pub perform: lgreco_perform,
 }

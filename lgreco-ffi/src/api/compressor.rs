@@ -119,11 +119,11 @@ impl Compressor {
 }
 
 /// Makes the compressor of `layer`. The layer's `values` are not read. `setting` is text, such as "topk 786". NULL for
-/// `context` means the CPU. Allocates all memory for later calls.
+/// `context` means the CPU. Allocates all memory that encoding and decoding on the CPU need.
 ///
 /// Fails with LGRECO_PARAMETER when the setting does not fit the layer. Fails with LGRECO_NOT_CONTRACTIVE when the
 /// setting does not suit error feedback (lgreco_feedback_check). Also fails with the codes of lgreco_setting for a
-/// wrong setting, and with LGRECO_UNKNOWN_OPTION for an unknown option.
+/// wrong setting, and with LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER for a wrong option.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *const lgreco_context,
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn lgreco_compressor_bound(
 
 /// Compresses the layer's gradient of step `step`. `values` has the layer's type and number of elements. With error
 /// feedback, the call first adds the residual, and the compression error becomes the new residual. `length` receives
-/// the number of bytes written to `payload`. Does not allocate.
+/// the number of bytes written to `payload`. Does not allocate on the CPU.
 ///
 /// Fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, and with LGRECO_LENGTH when the payload does
 /// not fit `capacity` (lgreco_compressor_bound always suffices). After a failure the residual is unchanged.
@@ -254,8 +254,8 @@ pub unsafe extern "C" fn lgreco_compressor_encode(
     })
 }
 
-/// Decodes a payload of this layer, made under any setting, into `values`. `values_len` is the layer's number of elements.
-/// Changes no state and does not allocate.
+/// Decodes a payload of this layer, made under any setting, into `values`. `values_len` is the layer's number of
+/// elements. Changes no state. Does not allocate on the CPU.
 ///
 /// Fails with LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY or LGRECO_LENGTH on bytes that no encoder
 /// writes.

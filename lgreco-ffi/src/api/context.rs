@@ -41,12 +41,12 @@ fn open(name: &str) -> Result<Device> {
 }
 
 /// Makes a context for a device. "cpu" is the CPU. "cuda" is the NVIDIA GPU with ordinal 0, and "cuda:1" is the GPU
-/// with ordinal 1; both need a library with the feature `cuda`. "wgpu" is the fastest GPU through Vulkan, Metal or
-/// DirectX 12, and needs the feature `wgpu`.
+/// with ordinal 1; both need a library with the feature `cuda`. "wgpu" is the GPU that wgpu prefers for high
+/// performance, through Vulkan, Metal or DirectX 12; it needs the feature `wgpu`.
 ///
-/// A GPU computes the error rows and payloads of QSGD, TopK and PowerSGD from values in host memory. A CUDA GPU also
-/// computes the rows and payloads of EDEN. The CPU does everything else. With CUDA, the CPU also handles PowerSGD with
-/// ranks above 1024. The same holds for QSGD with bucket sizes that are not a power of two from 64 to 4096.
+/// A GPU computes the error rows and payloads of QSGD, EDEN, TopK and PowerSGD from values in host memory. The CPU does
+/// everything else. With CUDA, the CPU also handles PowerSGD with ranks above 1024 or sides above 2^31, and QSGD with
+/// bucket sizes that are not a power of two from 64 to 4096.
 ///
 /// Fails with LGRECO_UNKNOWN_NAME for another name, and with LGRECO_NOT_BUILT_IN when this build does not support the
 /// kind of device. Fails with LGRECO_UNAVAILABLE when this machine has no usable device of the kind, and with

@@ -15,8 +15,8 @@ use lgreco_train::controller::{Outcome, Report};
 use lgreco_train::exchange::Collective;
 use std::sync::{Arc, Weak};
 
-/// The controller of one worker. A controller decides when and how strongly to compress each layer, compresses and
-/// exchanges the gradients, and keeps the residuals.
+/// The controller of one worker. It compresses and exchanges the gradients, and keeps the residuals. At a decision, it
+/// chooses a setting for every layer; the ranks use these settings until the next decision.
 pub struct lgreco_controller {
     _private: [u8; 0],
 }
@@ -82,10 +82,11 @@ pub type lgreco_outcome = u32;
 /// The gradients are the means over the workers, after compression.
 pub const LGRECO_OUTCOME_EXCHANGED: lgreco_outcome = 0;
 /// Some rank's gradients were not finite; all gradients are now zeros. Do not update the parameters. After a step with
-/// buckets in flight, the gradients of other buckets are means that must be ignored. Residuals are as before the step.
+/// buckets in flight, only the gradients of the affected buckets are zeros, and the other means must be ignored.
+/// Residuals are as before the step.
 pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
 /// Some rank's gradients were not finite. All gradients are now uncompressed means, which are not finite either. After
-/// a step with buckets in flight, the gradients of the affected buckets are NaN.
+/// a step with buckets in flight, only the gradients of the affected buckets are replaced, by NaN.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
 /// After a step with buckets in flight, the exchange of some bucket failed, and its gradients are unusable. Usually the
 /// exchange failed on every rank. Some failures affect only this rank: a mean is too large for its shard's element type
@@ -93,8 +94,9 @@ pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
 /// ranks.
 pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
-/// The report of a step. Everything except the seconds is the same on every rank. On nodes, the bytes may differ too,
-/// because they count only this rank's shards. Begin with LGRECO_REPORT_INIT.
+/// The report of a step. All fields are the same on every rank, with these exceptions: the seconds; `bytes_out` if the
+/// length of a payload depends on its values; the outcome if a bucket failed on one rank only. On nodes, the bytes
+/// count only this rank's shards. Begin with LGRECO_REPORT_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_report {
@@ -108,7 +110,7 @@ pub struct lgreco_report {
     pub switched: u32,
     /// Bytes of one worker's gradients.
     pub bytes_in: u64,
-    /// Bytes that one worker sent for its gradients.
+    /// Bytes that this worker sent for its gradients.
     pub bytes_out: u64,
     /// Seconds for checking gradients and waiting for other ranks. At a decision, includes measuring, planning and
     /// switching.
@@ -171,12 +173,13 @@ pub unsafe extern "C" fn lgreco_controller_destroy(controller: *mut *mut lgreco_
 
 /// Performs a training step. Call it on every rank after every backward pass. gradients[l] has layer l's type and
 /// number of elements, and is replaced by its mean over the workers. `learning_rate` must be the same on all ranks.
-/// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at decisions only.
+/// Only the option `accordion` uses the learning rate. `report` may be NULL. Allocates at the first step, at decisions
+/// and when the window of a decision begins.
 ///
 /// If the call fails on one rank, it fails on all ranks, even for wrong pointers and lengths. The rank at fault gets
 /// the code of its error. The other ranks get LGRECO_PEER, with the failed rank and its code in the message. The other
-/// ranks do not learn of the failure if this rank cannot use the network. In this case `controller` or `collective` is
-/// wrong, or another call uses the controller (LGRECO_BUSY).
+/// ranks do not learn of the failure if this rank cannot use the network: if `controller` or `collective` is wrong, or
+/// another call uses the controller (LGRECO_BUSY).
 ///
 /// After LGRECO_NON_FINITE_GRADIENT and the following errors, everything is unchanged and the step may be repeated (for
 /// nodes see lgreco_controller_create_on_nodes). LGRECO_PEER_PLAN means that ranks differ in options or layers; the
@@ -254,8 +257,9 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
 }
 
 /// Reports the next collective to perform before buckets may be opened. Call it again after each collective, until the
-/// kind is LGRECO_REQUEST_NONE. In most steps the first call already returns LGRECO_REQUEST_NONE. If a decision is due,
-/// the measuring rank measures and plans during a call. Allocates at decisions only.
+/// kind is LGRECO_REQUEST_NONE. Without the option `accordion`, the first call already returns LGRECO_REQUEST_NONE in
+/// most steps. If a decision is due, the measuring rank measures and plans during a call. Allocates at decisions and
+/// when the window of a decision begins.
 ///
 /// If the call fails on one rank, it fails on all ranks, and the step may be begun again. The codes are LGRECO_PEER,
 /// LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, and the codes of measuring and planning. Fails with LGRECO_STEP_ORDER when no

@@ -99,12 +99,12 @@ impl Given {
 
 /// Makes the controller of a model with these layers. The collective states this worker's rank. `values` of layers are
 /// not read. All ranks must give the same layers and options. NULL for `context` means the CPU. If `settings` is NULL,
-/// the policy chooses the settings. Otherwise `settings` has one setting per layer, which applies until
-/// lgreco_controller_set_settings. The call performs no collective.
+/// the policy chooses the settings. Otherwise `settings` has one setting per layer. They apply from step `start_iter`
+/// on, until lgreco_controller_set_settings. The call performs no collective.
 ///
-/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory options. Also fails
-/// with the codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for two layers with the same
-/// name.
+/// Fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME, LGRECO_PARAMETER or LGRECO_LENGTH for wrong or contradictory
+/// options. Also fails with the codes of lgreco_setting for a wrong setting, and with LGRECO_DUPLICATE_NAME for two
+/// layers with the same name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_create(
     context: *const lgreco_context,
@@ -125,8 +125,8 @@ pub unsafe extern "C" fn lgreco_controller_create(
 ///
 /// For each layer, `shards` has world_size numbers: the end of each rank's shard, in elements. The shard of rank r
 /// begins at the end of rank r - 1's shard, or at 0, and may be empty. The last end is the layer's number of elements.
-/// The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Every rank gathers and decodes the whole
-/// payloads of hard thresholds, SIDCo and AdaComp. The option `route` has no effect.
+/// The controller asks for LGRECO_REQUEST_ALL_TO_ALL and REDUCE_SCATTER_SUM. Under hard thresholds, SIDCo and AdaComp,
+/// every rank gathers and decodes the payloads of whole layers. The option `route` has no effect.
 ///
 /// Also fails with LGRECO_NULL_POINTER if `shards` is NULL, and with LGRECO_PARAMETER for invalid ends.
 #[unsafe(no_mangle)]

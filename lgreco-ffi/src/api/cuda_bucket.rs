@@ -44,12 +44,12 @@ pub struct lgreco_cuda_outcome {
     /// The first rank at fault in the last step, else LGRECO_NO_RANK. A rank is at fault if its gradient was not
     /// finite, if its step or settings differed, or if its payload cannot be decoded.
     pub rank: u32,
-    /// The fault of `rank` in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW or LGRECO_OK. If a payload cannot be
-    /// decoded, the fault is LGRECO_PEER_MESSAGE on all ranks.
+    /// The fault that this rank found in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK for none. If a
+    /// payload cannot be decoded, the fault is LGRECO_PEER_MESSAGE on all ranks.
     pub fault: lgreco_status,
-    /// Layer of the first faulty value, as an index into the bucket's layers.
+    /// Layer of the first value with this fault, as an index into the bucket's layers.
     pub layer: usize,
-    /// Index of the first faulty value in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
+    /// Index of this value in its layer; 0 if the fault is in a factor of PowerSGD or in a payload.
     pub element: usize,
     /// 1 when the last step failed on some rank, else 0.
     pub has_failed: u32,
@@ -111,8 +111,8 @@ unsafe fn read(
 /// Reports the number of bytes of device memory that a bucket of these layers needs: about 8 per element, plus
 /// messages. `values` of layers are not read. `settings` has one setting per layer.
 ///
-/// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, and with LGRECO_PARAMETER for
-/// layers of different types.
+/// Fails with LGRECO_UNAVAILABLE for settings that cannot be exchanged on a device, with LGRECO_PARAMETER for layers of
+/// different types, and with LGRECO_UNKNOWN_OPTION, LGRECO_PARAMETER or LGRECO_LENGTH for wrong options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
     cuda: *mut lgreco_cuda,
@@ -129,8 +129,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
 /// lgreco_cuda_bucket_bytes reports, and is aligned to 16 bytes. Nothing else may use the memory until all work that
 /// was enqueued with the bucket is done. Residuals start as zeros. The call first waits until kernels are loaded.
 ///
-/// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, with
-/// LGRECO_PARAMETER for ranks and gains out of range, and with LGRECO_DEVICE.
+/// Fails like lgreco_cuda_bucket_bytes. Also fails with LGRECO_LENGTH when the memory is too small, and with
+/// LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_create(
     cuda: *mut lgreco_cuda,

@@ -11,8 +11,8 @@ use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::rng::Stream;
 
-/// Selects the random bits of one payload. QSGD's rounding uses all fields. PowerSGD's start matrix uses `seed` and
-/// `layer`. The layout of this struct never changes.
+/// Selects the random bits of one payload. QSGD's rounding and EDEN's rotation use all fields. PowerSGD's start matrix
+/// uses `seed` and `layer`. The layout of this struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_rng_stream {

@@ -64,9 +64,9 @@ impl CutState {
 
 /// Upstream: compresses the activations of a micro-batch into `message`. `values` has `samples` rows with one value per
 /// feature. `length` receives the number of bytes. `ticket` receives the micro-batch's number. Later,
-/// lgreco_cut_receive returns the same number with the micro-batch's gradients. For AQ-SGD, `ids` has one id per
-/// sample, or LGRECO_UNREMEMBERED for a sample that must not be remembered. For other methods, `ids` is NULL. Allocates
-/// only while AQ-SGD's memory of samples grows.
+/// lgreco_cut_receive returns the same number with the micro-batch's gradients. With the forward memory samples
+/// (AQ-SGD), `ids` has one id per sample, or LGRECO_UNREMEMBERED for a sample that must not be remembered. With other
+/// memories, the ids are not used, and `ids` may be NULL. Allocates only while the memory of samples grows.
 ///
 /// Fails with LGRECO_OTHER_END for a downstream end. Also fails with LGRECO_NON_FINITE, LGRECO_OVERFLOW,
 /// LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE and LGRECO_TOO_MANY_IN_FLIGHT.

@@ -39,8 +39,9 @@ pub(super) unsafe fn read_cut_setting(setting: *const lgreco_cut_setting, what: 
 
 /// Makes a setting from options. The options `batch` and `features` are required.
 ///
-/// Fails with LGRECO_UNKNOWN_NAME for an unknown word in a codec or memory, and with LGRECO_FEEDBACK_RULE for options
-/// that contradict each other. Also fails with LGRECO_UNKNOWN_OPTION and LGRECO_PARAMETER.
+/// Fails with LGRECO_UNKNOWN_NAME for a text that is not a codec or a memory, and with LGRECO_FEEDBACK_RULE when a
+/// memory or shared-index does not fit the other options. Also fails with LGRECO_UNKNOWN_OPTION, with LGRECO_PARAMETER
+/// for numbers out of range, and with LGRECO_TOO_MANY_ELEMENTS for a batch of 2^32 or more values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_setting_make(
     options: *const *const c_char,

@@ -79,12 +79,13 @@ pub type lgreco_cause = u32;
 pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
 /// A decision of the schedule was due.
 pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
-/// The learning rate fell, and Accordion set all layers to low compression.
+/// The learning rate fell, and all layers got the parameter `low` of the option `accordion`.
 pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
 /// The caller gave new settings.
 pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
 
-/// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
+/// The last decision. It is the same on every rank; on nodes, on this rank and its peers. Begin with
+/// LGRECO_DECISION_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_decision {
@@ -96,7 +97,7 @@ pub struct lgreco_decision {
     pub cause: lgreco_cause,
     /// The unit of sizes: 1 for picoseconds, 0 for bits.
     pub in_picoseconds: u32,
-    /// 1 when the policy made a plan, else 0. If 0, all fields below are 0 too.
+    /// 1 when the policy made a plan, else 0. If 0, all fields below except `not_contractive` are 0.
     pub planned: u32,
     /// 1 when the plan is proved optimal, else 0.
     pub proven: u32,
@@ -104,8 +105,8 @@ pub struct lgreco_decision {
     pub size: u64,
     /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound of the size of all plans within the budget; otherwise 0.
     pub lower_bound: u64,
-    /// Size of the layers that `size` counts, under the default settings. The budget is derived from the default
-    /// settings.
+    /// Size of the layers that `size` counts, under the settings from which the limit is derived: the uniform setting,
+    /// or the settings of the option `accordion`.
     pub default_size: u64,
     /// Size of the layers that `size` counts, uncompressed. If `size` is not smaller, compression does not pay.
     pub uncompressed_size: u64,
@@ -115,7 +116,7 @@ pub struct lgreco_decision {
     pub budget: f64,
     /// Number of layers that are sent uncompressed because compressing them would take longer.
     pub slower: u32,
-    /// Number of layers that are sent uncompressed because the chosen setting does not suit error feedback.
+    /// Number of layers that are sent uncompressed because their setting does not suit error feedback.
     pub not_contractive: u32,
     /// The kind of limit that the plan keeps.
     pub limit: lgreco_limit,
@@ -136,7 +137,7 @@ pub struct lgreco_decision {
     pub plan_seconds: f64,
     /// The part of `plan_seconds` for compressing and decompressing.
     pub plan_computing_seconds: f64,
-    /// Predicted seconds under the default settings.
+    /// Predicted seconds under the uniform setting.
     pub default_seconds: f64,
     /// Predicted seconds with all layers uncompressed.
     pub uncompressed_seconds: f64,
@@ -283,9 +284,9 @@ pub struct lgreco_memory_use {
 sized_struct!("memory use", lgreco_memory_use {});
 
 /// Reports how much memory the run uses on this rank, even before its first step. The report assumes the settings of
-/// the last decision. Before the first decision, it assumes the search's default setting. At most `at_once` buckets of
-/// `bucket_bytes` each are in flight. lgreco_controller_step has one bucket in flight. If `bucket_bytes` is 0, the
-/// option `bucket_bytes` applies.
+/// the last decision. Before the first decision, it assumes the given settings or the uniform setting. It also assumes
+/// that at most `at_once` buckets of `bucket_bytes` each are in flight; lgreco_controller_step has one. If
+/// `bucket_bytes` is 0, the option `bucket_bytes` applies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_memory(
     controller: *mut lgreco_controller,

@@ -17,8 +17,8 @@ use lgreco_train::search::Layer;
 use lgreco_train::table::NamedError;
 
 /// Measures every layer of a model on its gradient under every candidate setting. The result is the error table for
-/// lgreco_plan_solve. The table leaves out layers with one dimension or fewer, or with few elements. `model_layers` of
-/// the view lists the measured layers. NULL for `context` means the CPU. Allocates.
+/// lgreco_plan_solve. The table leaves out layers with one dimension or fewer, or with fewer elements than the option
+/// `min_elements`. `model_layers` of the view lists the measured layers. NULL for `context` means the CPU. Allocates.
 ///
 /// Fails with LGRECO_NON_FINITE, with LGRECO_EMPTY_TABLE when no layer is left, and with LGRECO_DUPLICATE_NAME. For
 /// wrong options, fails with LGRECO_UNKNOWN_OPTION, LGRECO_UNKNOWN_NAME or LGRECO_PARAMETER.

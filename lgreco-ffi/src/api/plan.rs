@@ -36,8 +36,8 @@ pub struct lgreco_plan_view {
     pub options: *const u32,
     /// Total bits of the chosen options.
     pub size: u64,
-    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget. If `size`
-    /// equals this bound, the plan is proved optimal. Otherwise 0.
+    /// If `limit` is LGRECO_LIMIT_ERROR, a lower bound, in bits, of the size of all plans within the budget. Otherwise
+    /// 0. If `size` equals this bound, the plan is proved optimal.
     pub lower_bound: u64,
     /// Total error of the chosen options.
     pub error: f64,
@@ -51,9 +51,9 @@ pub struct lgreco_plan_view {
     pub limit: lgreco_limit,
     /// If `limit` is LGRECO_LIMIT_SIZE, the maximum number of bits; otherwise 0.
     pub size_limit: u64,
-    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit. The plan is
-    /// proved optimal if `error` is within 2^-40 of this bound, which is the solver's resolution of errors. Otherwise
-    /// 0.
+    /// If `limit` is LGRECO_LIMIT_SIZE, a lower bound of the error of all plans within the size limit. Otherwise 0. The
+    /// plan is proved optimal if `error` exceeds this bound by at most the fraction 2^-40 of it, the resolution of the
+    /// solver.
     pub error_lower_bound: f64,
 }
 
@@ -115,14 +115,14 @@ pub(crate) struct PlanState {
     pub(crate) solver: CString,
 }
 
-/// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. The
-/// plan is never worse than the uniform setting, if the uniform setting is within the limit. The plan keeps the table's
-/// groups and fixed options. The same input gives the same plan. Allocates its workspace.
+/// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit. If
+/// the uniform setting is within the limit, the plan is no worse. The plan keeps the table's groups and fixed options.
+/// The same input gives the same plan. Allocates its workspace.
 ///
 /// Fails with LGRECO_INFEASIBLE when no plan meets the error budget; the message has the smallest error. Fails with
-/// LGRECO_SIZE_INFEASIBLE when no plan meets the size limit; the message has the smallest size. Invalid options give
-/// LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER. An invalid table gives LGRECO_LENGTH, or LGRECO_EMPTY_TABLE (20) or a
-/// higher code.
+/// LGRECO_SIZE_INFEASIBLE when no plan meets the size limit; the message has the smallest size. Also fails with
+/// LGRECO_UNKNOWN_OPTION or LGRECO_PARAMETER for wrong options, with LGRECO_BUDGET for a wrong budget of the table,
+/// with the codes of lgreco_table_create for a wrong table, and with LGRECO_OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_solve(
     table: *const lgreco_table_view,

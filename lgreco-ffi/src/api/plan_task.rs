@@ -43,10 +43,10 @@ impl PlanTaskState {
 /// The task is available once all steps before step `decision - lead` have ended. At other times, on other ranks and if
 /// `lead` is 0, `task` receives NULL. Make this call after every step. The call does not copy gradients.
 ///
-/// All ranks switch at the step of the decision. If the task was not handed in by then, the ranks take the step under
-/// the old settings, and ask again at the next step. No rank waits. If the task was not taken, or was destroyed,
-/// lgreco_controller_control or lgreco_controller_step does the task's work. A state that is saved before the decision
-/// contains the decision's gradients. A run that loads the state uses these gradients.
+/// All ranks switch at the step of the decision. If the task was taken but not handed in by then, the ranks take the
+/// step under the old settings, and ask again at the next step. No rank waits. If the task was not taken, or was
+/// destroyed, lgreco_controller_control or lgreco_controller_step does the task's work. A state that is saved before
+/// the decision contains the decision's gradients. A run that loads the state uses these gradients.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_take_plan_task(
     controller: *mut lgreco_controller,

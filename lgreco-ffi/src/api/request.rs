@@ -27,8 +27,8 @@ pub type lgreco_request_kind = u32;
 
 /// No collective: nothing is left to do.
 pub const LGRECO_REQUEST_NONE: lgreco_request_kind = 0;
-/// Replace the `count` f32 values of `buffer` by their sums over the workers. All workers get the same bits, and NaN
-/// stays NaN.
+/// Replace the `count` f32 values of `buffer` by their sums over the workers. All workers must get the same bits, and
+/// NaN must stay NaN.
 pub const LGRECO_REQUEST_ALL_REDUCE_SUM: lgreco_request_kind = 1;
 /// Fill `buffer` with `length` bytes of every worker, in rank order; world_size * length in total. This worker's bytes are
 /// already in place: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.

@@ -71,7 +71,8 @@ fn contents_of(contents: lgreco_save_contents) -> Result<Contents> {
 /// the number of bytes. Allocates.
 ///
 /// Fails with LGRECO_LENGTH when `capacity` is less than the number of bytes; even then `length` is set, and `saved`
-/// may be NULL. Fails with LGRECO_IN_FLIGHT while a bucket is not closed.
+/// may be NULL. Fails with LGRECO_STEP_ORDER while a step is under way, and with LGRECO_IN_FLIGHT while a bucket is not
+/// closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save(
     controller: *mut lgreco_controller,
@@ -121,11 +122,11 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
 /// To resume, each rank gives its own state as `plan` and in `residuals`. The run then continues bit for bit. With
 /// fewer workers, each rank adds to `residuals` the states of the ranks that it replaces. A new rank gives any rank's
 /// state as `plan`, and no residuals. After the death of a rank, all ranks give the same surviving rank's state as
-/// `plan`. Surviving ranks give their own residuals. The rank that replaces the dead rank gives, as residuals, the last
-/// state that the dead rank saved.
+/// `plan`. Surviving ranks give their own residuals. The rank that replaces the dead rank, or else one surviving rank,
+/// also gives the last state that the dead rank saved.
 ///
-/// The call ends a step that is under way. Afterwards, buckets from before the call can only be closed. `loaded` may be
-/// NULL. Allocates.
+/// All ranks must make this call between the same two steps. It ends a step that is under way. Afterwards, buckets from
+/// before the call can only be closed. `loaded` may be NULL. Allocates.
 ///
 /// Fails with LGRECO_CHECKSUM for a damaged state, and with LGRECO_SAVED_STATE, LGRECO_LENGTH or another code for bytes
 /// that are not a state. A failed call changes nothing.

@@ -132,6 +132,11 @@ impl TableState {
 }
 
 /// Copies a table into a handle, and checks the whole table, including names and labels.
+///
+/// Fails with LGRECO_LENGTH when `ends` does not ascend, with LGRECO_EMPTY_TABLE, LGRECO_EMPTY_LAYER,
+/// LGRECO_OPTION_ERROR and LGRECO_SIZE_OVERFLOW, and with LGRECO_NO_SUCH_OPTION for an entry of `defaults` or `fixed`.
+/// Fails with LGRECO_DUPLICATE_NAME for two layers of one name, with LGRECO_TEXT for a name that is not UTF-8, and with
+/// LGRECO_NO_SHARED_OPTION for a group whose layers have no allowed label in common.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_create(
     view: *const lgreco_table_view,

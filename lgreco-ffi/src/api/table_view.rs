@@ -31,8 +31,8 @@ pub struct lgreco_table_view {
     pub struct_size: usize,
     /// Number of layers, at least 1.
     pub layers: usize,
-    /// Per layer, the end of its options in `choices`. Layer l has the options ends[l - 1] .. ends[l]. The options of
-    /// layer 0 begin at 0.
+    /// Per layer, the end of its options in `choices`. The options of layer l have the indices from ends[l - 1], or 0
+    /// for layer 0, to ends[l] - 1.
     pub ends: *const usize,
     /// All options, layer after layer.
     pub choices: *const lgreco_choice,

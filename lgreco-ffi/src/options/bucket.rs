@@ -38,41 +38,42 @@ const BUCKET: &[Known<BucketOptions>] = &[
     Known {
         name: "step",
         expected: "the number of a step, from 0",
-        means: "the number of the first step. Default: 0.",
+        means: "the number of the first step, 0 to 2^32 - 1. Default: 0.",
         read: |to, value| put(&mut to.stream.step, value.number()),
     },
     Known {
         name: "indices",
         expected: "one index per layer, with commas between",
-        means: "the index of each layer in the model, with commas between. A layer's random bits depend on its index. \
-                Default: 0,1,2 and so on.",
+        means: "the index of each layer in the model, with commas between. It selects the layer's random numbers. Any \
+                other number of indices than layers gives LGRECO_LENGTH. Default: 0,1,2 and so on.",
         read: |to, value| put(&mut to.indices, value.numbers().map(Some)),
     },
     Known {
         name: "gain",
         expected: "a number above 0, at most 1",
-        means: "the factor a, above 0 and at most 1, in the update of a residual m: m becomes m + a (gradient - sent \
-                values). Default: 1, which is classic error feedback.",
+        means: "the factor a, above 0 and at most 1, in the update of a residual r: r becomes r + a (gradient - \
+                decoded payload). Default: 1, which is classic error feedback.",
         read: |to, value| put(&mut to.gain, value.number()),
     },
     Known {
         name: "on_fault",
         expected: "zeros or nan",
-        means: "the value that all means of the bucket get if a rank has failed in the step: zeros, the default, or \
-                nan, which a loss scaler detects.",
+        means: "the value of all means of the bucket after a step in which some rank has failed: zeros, or nan, which \
+                a loss scaler detects. Default: zeros.",
         read: |to, value| put(&mut to.nan_on_fault, value.word(&[("zeros", false), ("nan", true)])),
     },
     Known {
         name: "reduce_dtype",
         expected: "float32 or bfloat16",
-        means: "the type in which uncompressed layers and powersgd's factors are summed: float32, the default, or \
-                bfloat16. The residual keeps the rounding errors of this rank's own values and of its factor Q.",
+        means: "the type in which ranks sum uncompressed layers and the factors of powersgd: float32, or bfloat16, \
+                which halves their bytes. The residual keeps the rounding errors of this rank's uncompressed values \
+                and of its factor Q. Default: float32.",
         read: |to, value| put(&mut to.reduce_dtype, value.reduce_dtype()),
     },
     Known {
         name: "random_seed",
         expected: "a whole number of at least 0",
-        means: "the seed of all random bits, the same on every rank. Default: 0.",
+        means: "the seed of all random numbers, 0 to 2^64 - 1, the same on every rank. Default: 0.",
         read: |to, value| put(&mut to.stream.seed, value.number()),
     },
 ];

@@ -30,28 +30,28 @@ const COMPRESSOR: &[Known<CompressorOptions>] = &[
     Known {
         name: "random_seed",
         expected: "a whole number of at least 0",
-        means: "the seed of all random bits, the same on every rank. Default: 0.",
+        means: "the seed of all random numbers, 0 to 2^64 - 1, the same on every rank. Default: 0.",
         read: |to, value| put(&mut to.stream.seed, value.number()),
     },
     Known {
         name: "layer_index",
         expected: "the index of a layer, from 0",
-        means: "the index of the layer in the model, from 0. The layer's random bits, and so powersgd's start matrix, \
-                depend on it. Default: 0.",
+        means: "the index of the layer in the model, from 0. It selects the layer's random numbers, such as powersgd's \
+                start matrix. Default: 0.",
         read: |to, value| put(&mut to.stream.layer, value.number()),
     },
     Known {
         name: "rank",
         expected: "the number of a worker, from 0",
-        means: "the number of this worker, from 0. It must differ between workers; otherwise their rounding errors do \
-                not average out. Default: 0.",
+        means: "the number of this worker, from 0. Give every worker a different number; otherwise their rounding \
+                errors do not average out. Default: 0.",
         read: |to, value| put(&mut to.stream.rank, value.number()),
     },
     Known {
         name: "error_feedback",
         expected: "true or false",
-        means: "true: the compressor keeps its compression error as a residual, and adds the residual to the next \
-                gradient. Default: false.",
+        means: "true: the compressor keeps its compression error as a residual, and adds it to the next gradient. \
+                false: it keeps no residual. Default: false.",
         read: |to, value| put(&mut to.error_feedback, value.truth()),
     },
 ];

@@ -144,20 +144,20 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "policy",
         expected: "lgreco, paper, uniform, uncompressed, kmeans, accordion or legacy",
-        means: "the rule that chooses settings. lgreco, the default: plans within the budget. paper: plans as in the \
-                L-GreCo paper. They come from the dynamic program, and their l2 error is at most that of the uniform \
-                setting, unless `metric` and `budget` say otherwise. uniform: the uniform setting for every layer. \
-                uncompressed: no compression. kmeans: one setting for each cluster of layers, as in CGX. accordion: \
-                one of two parameters for each layer, by the change of gradient norms and of the learning rate. \
-                legacy: a parameter by the size of a layer and the phase of training.",
+        means: "the rule by which decisions choose settings. lgreco: the plan within `budget`, made by `solver`. \
+                paper: the plan of Algorithm 1; `budget` is error and `metric` is l2 unless they are given. uniform: \
+                the uniform setting for every layer. uncompressed: no compression. kmeans: one setting for each \
+                cluster of layers, within `budget`, as in CGX. accordion: one of two parameters for each layer (option \
+                `accordion`). legacy: a parameter by the size of the layer and the phase of training (option \
+                `legacy`). Default: lgreco. Not allowed together with the argument `settings`.",
         read: |to, value| put(&mut to.policy, value.word(&POLICIES).map(Some)),
     },
     Known {
         name: "objective",
         expected: "bits or seconds",
-        means: "the unit of sizes in plans: bits, the default, or seconds. With seconds, the controller measures the \
-                time of sending and compressing on the slowest rank during training. A layer is sent uncompressed if \
-                its compression does not save time.",
+        means: "the unit in which plans count sizes: bits or seconds. With seconds, the controller measures during \
+                training how long the slowest rank sends and compresses, and a layer is sent uncompressed if its \
+                compression saves no time. Default: bits.",
         read: |to, value| {
             let words = [("bits", Objective::Bits), ("seconds", Objective::MeasuredSeconds)];
             put(&mut to.config.objective, value.word(&words))
@@ -172,30 +172,33 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "period",
         expected: "a number of steps of at least 1",
-        means: "the number of steps from one decision to the next, at least 1. With the objective `seconds`, a second decision \
-                comes 50 steps after the first. Default: 1000.",
+        means: "the number of steps from one decision to the next, at least 1. With the objective seconds, one more \
+                decision follows 50 steps after the first (window + lead + 1 steps if that is more), unless the period \
+                is shorter. Default: 1000.",
         read: |to, value| put(&mut to.config.schedule.period, value.number()),
     },
     Known {
         name: "window",
         expected: "a number of steps of at least 1",
-        means: "the number of steps whose mean gradient a decision uses, at least 1. Default: 10.",
+        means: "the number of steps whose mean gradient a decision uses, at least 1. If fewer steps have passed since \
+                the last decision, it uses these. Default: 10.",
         read: |to, value| put(&mut to.config.schedule.window, value.number()),
     },
     Known {
         name: "lead",
         expected: "a number of steps, fewer than start_iter and period",
-        means: "the number of steps between the last gradient that a decision uses and the first step under that \
-                decision; fewer than start_iter and period. In these steps another thread may plan \
-                (lgreco_controller_take_plan_task). Default: 0.",
+        means: "the number of steps between the window and its decision, fewer than start_iter and period. During \
+                these steps another thread may plan (lgreco_controller_take_plan_task); otherwise the call that begins \
+                the decision's step plans. Default: 0.",
         read: |to, value| put(&mut to.config.schedule.lead, value.number()),
     },
     Known {
         name: "ramp_up",
         expected: "the first value of `default` and a number of steps, with a comma between",
-        means: "\"first,steps\": compression begins milder. After start_iter steps, `default` begins with the value \
-                `first`. The decisions of the next `steps` steps bring it geometrically to its own value. Default: no \
-                ramp-up.",
+        means: "\"first,steps\": compression begins milder. At start_iter, `default` has the value `first`. Each \
+                decision brings it geometrically closer to its own value, which it reaches after `steps` steps, at \
+                least 1. Allowed if `budget` is size or error, and the policy is uniform, kmeans, or lgreco or paper \
+                without `accordion`. Default: no ramp-up.",
         read: |to, value| match value.numbers::<f64>()?[..] {
             [first, steps] if steps >= 0.0 && steps.fract() == 0.0 => {
                 put(&mut to.config.ramp_up, Ok(Some(RampUp { first, steps: steps as u64 })))
@@ -206,16 +209,19 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "clusters",
         expected: "a number of at least 1",
-        means: "for kmeans: the number of clusters, at least 1. Default: 6.",
+        means: "the number of clusters of the policy kmeans, at least 1. Default: 6.",
         read: |to, value| put(&mut to.clusters, value.number()),
     },
     Known {
         name: "accordion",
         expected: "two numbers, or four, with commas between",
-        means: "\"low,high\" or \"low,high,eta,drop\". Critical layers get the parameter `low`, and other layers get \
-                `high`, which is smaller. A layer is critical if its gradient norm changes by at least the fraction \
-                `eta` (default 0.5). All layers are critical if the learning rate falls by more than the factor `drop` \
-                (default 1.5). With the policy lgreco or paper, budgets come from these two parameters.",
+        means: "\"low,high\" or \"low,high,eta,drop\": two parameters of the first method, low above high, and two \
+                thresholds. Under the policy accordion, which needs this option, critical layers get `low` and all \
+                others `high`. Under lgreco and paper, these settings determine the limit of plans instead of the \
+                uniform setting, and both parameters must be candidates. A layer is critical at the first decision, \
+                and if its gradient norm has changed by at least the fraction `eta` since the last one (above 0, \
+                default 0.5). When the learning rate falls by more than the factor `drop` below its highest value \
+                since the last decision (at least 1, default 1.5), all layers get `low`. Default: none.",
         read: |to, value| {
             to.accordion = Some(match value.numbers()?[..] {
                 [low, high] => Accordion::new(low, high),
@@ -228,45 +234,47 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "legacy",
         expected: "bounds, one list of parameters per phase, and steps, as in 1000,100000; 8,6,4; 6,4,2; 900",
-        means: "bounds, phases and steps, with semicolons between, such as \"1000,100000; 8,6,4; 6,4,2; 900\". The \
-                bounds are ascending numbers of elements. A layer belongs to the first class whose bound exceeds its \
-                number of elements, or else to the last class. Each phase has one parameter per class. The last number \
-                is the length of training in steps, which the phases divide equally.",
+        means: "\"bounds; parameters of a phase; ...; steps\", such as \"1000,100000; 8,6,4; 6,4,2; 900\", for the \
+                policy legacy, which needs it. The ascending bounds, in elements, divide the layers into classes, here \
+                below 1000, below 100000 and the rest. Each phase has one parameter of the first method per class; \
+                another number of parameters gives LGRECO_LENGTH. The phases divide this many steps of training, at \
+                least 1, equally. A phase takes effect at its first decision, and the last phase has no end. Default: \
+                none.",
         read: |to, value| put(&mut to.legacy, legacy(value).map(Some)),
     },
     Known {
         name: "error_feedback",
         expected: "true or false",
-        means: "true: under all lossy methods except qsgd and eden, layers keep their compression error as a residual. \
-                false: no layer keeps a residual. Default: true.",
+        means: "true: layers keep their compression error as a residual under all lossy settings except qsgd and \
+                unbiased eden. false: no layer keeps a residual. Default: true.",
         read: |to, value| put(&mut to.error_feedback, value.truth()),
     },
     Known {
         name: "loco_residual_dtype",
         expected: "float32, bfloat16 or int8",
-        means: "the option residual_dtype for layers under loco. Default: int8.",
+        means: "like residual_dtype, for layers under loco. Default: int8.",
         read: |to, value| put(&mut to.loco.storage, value.storage()),
     },
     Known {
         name: "loco_gain",
         expected: "a number above 0, at most 1",
-        means: "the option gain for layers under loco. Default: 0.2.",
+        means: "like gain, for layers under loco. Default: 0.2.",
         read: |to, value| put(&mut to.loco.gain, value.number()),
     },
     Known {
         name: "loco_reset_every",
         expected: "a number of steps",
-        means: "the option reset_every for layers under loco. Default: 512.",
+        means: "like reset_every, for layers under loco. Default: 512.",
         read: |to, value| put(&mut to.loco.reset_every, value.number()),
     },
     Known {
         name: "non_finite",
         expected: "error, skip or pass_through",
-        means: "the treatment of a step in which some rank's gradient holds NaN or infinity. error, the default: the \
-                step fails on every rank before anything is exchanged, and may be repeated with other gradients. skip: \
-                the outcome is LGRECO_OUTCOME_SKIPPED, gradients become zeros, and residuals stay unchanged. \
-                pass_through: gradients are exchanged uncompressed, with NaN and infinity, and residuals stay \
-                unchanged.",
+        means: "what lgreco_controller_step does if some rank's gradient holds NaN or infinity; residuals stay \
+                unchanged. error: it fails on every rank before anything is exchanged, and may be repeated. skip: it \
+                replaces all gradients by zeros, with LGRECO_OUTCOME_SKIPPED. pass_through: it exchanges all gradients \
+                uncompressed, with NaN and infinity. With buckets in flight or on nodes, only the affected buckets \
+                fail, become zeros or become NaN (lgreco_bucket_next). Default: error.",
         read: |to, value| {
             let words =
                 [("error", NonFinite::Error), ("skip", NonFinite::Skip), ("pass_through", NonFinite::PassThrough)];
@@ -276,9 +284,10 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "route",
         expected: "all_gather or scatter_reduce",
-        means: "the way in which ranks exchange payloads that a collective cannot sum. all_gather, the default: every \
-                rank gets all payloads. scatter_reduce: each rank averages a part, compresses the mean again and sends \
-                it to all ranks (LGRECO_REQUEST_ALL_GATHER_EACH and ALL_TO_ALL).",
+        means: "the way in which ranks average payloads that a collective cannot sum. all_gather: every rank gets all \
+                payloads. scatter_reduce: each rank averages its part of the elements, compresses the mean again and \
+                sends it to all ranks (LGRECO_REQUEST_ALL_TO_ALL and ALL_GATHER_EACH). Payloads of hard-threshold, \
+                sidco and adacomp always take all_gather. Default: all_gather.",
         read: |to, value| {
             let words = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
             put(&mut to.config.route, value.word(&words))
@@ -287,27 +296,31 @@ const CONTROLLER: &[Known<ControllerOptions>] = &[
     Known {
         name: "bucket_bytes",
         expected: "a number of bytes",
-        means: "the size of a bucket, in bytes of uncompressed gradients. Default: 4194304.",
+        means: "the largest bucket of lgreco_controller_step, in bytes of uncompressed gradients; a larger layer is a \
+                bucket by itself. Default: 4194304.",
         read: |to, value| put(&mut to.config.bucket_bytes, value.number()),
     },
     Known {
         name: "measuring_rank",
         expected: "the number of a worker, from 0",
-        means: "the rank that measures gradients and plans for all ranks. Default: 0.",
+        means: "the rank that measures gradients and plans for all ranks, below the number of workers. On nodes, it is \
+                the number of a node, below the number of nodes, and each rank of this node plans for its peers. \
+                Default: 0.",
         read: |to, value| put(&mut to.config.measuring_rank, value.number()),
     },
     Known {
         name: "metrics_every",
         expected: "a number of steps",
-        means: "the number of steps between measurements of relative errors; 0 for never. Default: 10.",
+        means: "the number of steps between measurements of `relative_error` in lgreco_metrics; 0 means never. \
+                Default: 10.",
         read: |to, value| put(&mut to.config.metrics_every, value.number()),
     },
     Known {
         name: "undo",
         expected: "true or false",
         means: "true: the controller keeps the residuals from before the last step, so that \
-                lgreco_controller_roll_back and lgreco_controller_abandon_step can restore them. This doubles the \
-                memory of residuals. Default: false. If `non_finite` is not error, the controller always keeps them.",
+                lgreco_controller_roll_back and lgreco_controller_abandon_step can restore them; this doubles the \
+                memory of residuals. false: it keeps them only if `non_finite` is not error. Default: false.",
         read: |to, value| put(&mut to.config.undo, value.truth()),
     },
 ];

@@ -20,38 +20,41 @@ const CUT: &[Known<CutOptions>] = &[
     Known {
         name: "batch",
         expected: "a number of samples of at least 1",
-        means: "the number of samples per message, at least 1. In training with a memory by position, every message \
-                has exactly this number; otherwise it is a maximum. Must be given.",
+        means: "the number of samples per message, at least 1. With a memory by position (residual, mixed or ef21) in \
+                either direction, every training message has exactly this number; otherwise it is the maximum. \
+                Required.",
         read: |to, value| put(&mut to.setting.batch, value.number()),
     },
     Known {
         name: "features",
         expected: "a number of values of at least 1",
-        means: "the number of values per sample, at least 1. Must be given.",
+        means: "the number of values per sample, at least 1. Required.",
         read: |to, value| put(&mut to.setting.features, value.number()),
     },
     Known {
         name: "forward",
         expected: CODEC,
-        means: "the codec of activations, as text (see the top of this header). Default: min-max 4.",
+        means: "the codec of activations: a text as at the top of this header, but not shared-index. Default: min-max \
+                4.",
         read: |to, value| put(&mut to.setting.forward.codec, value.made(value.found.parse())),
     },
     Known {
         name: "forward_memory",
         expected: MEMORY,
-        means: "the memory of activations, as text (see the top of this header). Default: none.",
+        means: "the memory of activations: a text as at the top of this header. Default: none.",
         read: |to, value| put(&mut to.setting.forward.memory, value.made(value.found.parse())),
     },
     Known {
         name: "backward",
         expected: CODEC,
-        means: "the codec of gradients, which need milder compression than activations. Default: min-max 8.",
+        means: "the codec of gradients: a text as at the top of this header. Gradients need milder compression than \
+                activations. Default: min-max 8.",
         read: |to, value| put(&mut to.setting.backward.codec, value.made(value.found.parse())),
     },
     Known {
         name: "backward_memory",
         expected: MEMORY,
-        means: "the memory of gradients, as text. Default: none.",
+        means: "the memory of gradients: a text as at the top of this header, but not samples. Default: none.",
         read: |to, value| put(&mut to.setting.backward.memory, value.made(value.found.parse())),
     },
     Known {

@@ -88,9 +88,9 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
     Known {
         name: "solver",
         expected: "exact, dp or paper",
-        means: "exact, the default: the proved optimum. If the search reaches the limit `states`, it returns the best \
-                plan found and a proved bound. dp: Algorithm 1 of the L-GreCo paper. paper: like dp, but the default \
-                of `budget` is error; measure the table with the metric l2.",
+        means: "exact: an optimal plan, or the best plan found within the limit `states`, with a proved bound. dp: \
+                Algorithm 1 of the L-GreCo paper. paper: like dp, but `budget` is error by default; measure the table \
+                with the metric l2. Default: exact.",
         read: |to, value| {
             let words = [("exact", Planner::Exact), ("dp", Planner::Dp), ("paper", Planner::Paper)];
             put(&mut to.planner, value.word(&words))
@@ -99,24 +99,25 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
     Known {
         name: "levels",
         expected: "a number of cells of at least 1",
-        means: "for dp: the number of cells into which the limit is divided, at least 1. Default: 10000.",
+        means: "the number of cells into which Algorithm 1 divides the limit, at least 1. Default: 10000.",
         read: |to, value| put(&mut to.levels, value.number()),
     },
     Known {
         name: "states",
         expected: "a number of partial plans",
-        means: "for exact: the largest number of partial plans held at once, each in 32 bytes. With 0, the solver only \
-                rounds the solution of the relaxed problem. Default: 524288.",
+        means: "the largest number of partial plans that the exact solver holds at once, each in 32 bytes. With 0, it \
+                only rounds the solution of the linear relaxation. Default: 524288.",
         read: |to, value| put(&mut to.states, value.number()),
     },
     Known {
         name: "budget",
         expected: "size, error or a number",
-        means: "the limit of a plan. size: its size is at most that of the uniform setting, and its error is \
-                minimised. error: its error is at most that of the uniform setting, or the table's own budget, and its \
-                size is minimised. A number: its size is at most so many bits, or so many seconds for a controller \
-                with the objective seconds. Default: error for a table that has a budget, and under paper; otherwise \
-                size.",
+        means: "the limit of a plan. size: at most the size of the uniform setting, with the least error. error: at \
+                most the table's budget, or the error of the uniform setting if the table has no budget, with the \
+                least size. A number: at most this many bits, a whole number below 2^63, with the least error; under a \
+                controller's objective seconds, at most this many seconds, below 10^6. Default: error if the table has \
+                a budget or the solver is paper, else size. If the limit needs `defaults` of the table and it is NULL, \
+                the call fails with LGRECO_NULL_POINTER.",
         read: |to, value| {
             to.limit = Some(match value.found {
                 "size" => Limit::Size,
@@ -129,7 +130,8 @@ pub(super) const PLAN: &[Known<PlanOptions>] = &[
     Known {
         name: "alpha",
         expected: "a number of at least 0",
-        means: "the factor, at least 0, by which the limit `size` or `error` is multiplied. Default: 1.",
+        means: "the factor by which the limit is multiplied if `budget` is size or error, finite and at least 0. \
+                Default: 1.",
         read: |to, value| put(&mut to.alpha, value.number()),
     },
 ];
