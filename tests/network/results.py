@@ -31,10 +31,19 @@ class Results:
 
 
 def step_key(
-    rate: str, world: object, scheme: str, turn: int, then: str = "", small: bool = False, slow: str = "", delay: float = 0.0
+    rate: str,
+    world: object,
+    scheme: str,
+    turn: int,
+    then: str = "",
+    small: bool = False,
+    slow: str = "",
+    delay: float = 0.0,
+    buckets: float | None = None,
 ) -> str:
     delayed = f", {delay:g} ms" if delay else ""
-    link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}{delayed}"
+    more = f", buckets of {buckets:g} MB" if buckets else ""
+    link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}{delayed}{more}"
     return f"{TEXT}, {'small, ' if small else ''}steps at {link}, {world} ranks, round {turn}: {scheme}"
 
 

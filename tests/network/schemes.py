@@ -73,6 +73,7 @@ def _measured(**options: Any) -> Any:
 SCHEMES: dict[str, Any] = {
     ALONE: lambda ddp: ddp.register_comm_hook(None, _alone),
     PLAIN: lambda ddp: None,
+    "allreduce_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.allreduce_hook),
     "bf16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
     "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
     "bf16, summed in f32": lambda ddp: ddp.register_comm_hook(None, _bf16_summed_in_f32),

@@ -38,6 +38,7 @@ def _rank(
     small: bool,
     links: list[str],
     per_node: int,
+    buckets: float | None,
 ) -> None:
     node = rank // per_node
     link = leave(node, links[node], joined) if joined else "lo"
@@ -49,7 +50,7 @@ def _rank(
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     text = Text()
     torch.manual_seed(seed)
-    ddp = DDP(Transformer(text.characters, *((96, 2) if small else ())))
+    ddp = DDP(Transformer(text.characters, *((96, 2) if small else ())), bucket_cap_mb=buckets)
     parameters = sum(p.numel() for p in ddp.parameters())
     vectors = sum(p.numel() for p in ddp.parameters() if p.dim() < 2)
     state = SCHEMES[scheme](ddp)
@@ -105,6 +106,7 @@ def run(
     links: list[str] | None = None,
     per_node: int = 1,
     delay: float = 0.0,
+    buckets: float | None = None,
 ) -> dict[str, Any]:
     """Trains, and returns measurements of the steps.
 
@@ -113,11 +115,11 @@ def run(
     that the first node sends over its link. ``summed`` is the number of bytes of biases and normalisation parameters,
     which lgreco does not compress. If ``then`` is given, the link has this rate in the second half of the steps. With
     ``links``, each node of ``per_node`` ranks has its own link with the rate in this list, instead of the loopback.
-    Frames between nodes then take ``delay`` seconds longer.
+    Frames between nodes then take ``delay`` seconds longer. DDP's buckets have ``buckets`` MB.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
-        arguments = (world, folder, scheme, steps, seed, every, then, small, links or [], per_node)
+        arguments = (world, folder, scheme, steps, seed, every, then, small, links or [], per_node, buckets)
         pipes = [context.Pipe() for _ in range(world if links else 0)]
         ends = [theirs for _, theirs in pipes] if links else [None] * world
         ranks = [context.Process(target=_rank, args=(rank, ends[rank], *arguments)) for rank in range(world)]
