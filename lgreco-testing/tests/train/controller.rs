@@ -42,6 +42,7 @@ mod simulated;
 mod summary;
 mod transactions;
 mod two_level;
+mod unread;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(lgreco_testing::cases(60)))]

@@ -72,6 +72,8 @@ pub(super) struct StepTotals {
     pub told: bool,
     /// Whether some rank's gradient was not finite, under every [`NonFinite`](super::NonFinite) option.
     pub not_finite: bool,
+    /// Whether this rank could not read the last message of a bucket.
+    pub unread: bool,
     /// Whether a gradient is missing from the window of a decision.
     pub incomplete: bool,
     /// Seconds of planning, and the time at which the exchange began.

@@ -98,6 +98,8 @@ pub struct Bucket {
     pub(super) not_finite: bool,
     /// Whether the exchange has failed only because ranks differ, for instance in settings.
     pub(super) differs: bool,
+    /// Whether this rank could not read a message after which no other message follows. The other ranks may have read theirs.
+    pub(super) unread: bool,
     /// Number of bytes that this rank has sent.
     pub(super) bytes: u64,
     /// The time at which the controller lent the bucket.
@@ -384,6 +386,7 @@ impl Bucket {
             Err(error) => {
                 // Without a collective, no message has reported the error.
                 let alone = flight.failed_alone() || !self.asked;
+                self.unread = averaging && !alone && matches!(error, Error::PeerMessage { .. });
                 self.fail(error, alone, gradients)
             }
         }
@@ -435,7 +438,7 @@ impl Bucket {
         // Residuals keep their old values, so errors in the new residuals no longer matter.
         self.late = alone.then_some(error);
         self.not_finite = is_too_large(&error);
-        self.differs = !alone && is_of_others(error);
+        self.differs = !alone && !self.unread && is_of_others(error);
         let is_error = match self.non_finite {
             NonFinite::Error => true,
             // If only this rank has failed, the other ranks do not skip the step.

@@ -41,6 +41,8 @@ impl Controller {
             // With a single rank, there are no other ranks to agree with.
             self.scheduler.given = self.scheduler.given.in_agreement();
         }
+        // If only some ranks could not read a message, this count differs, and the ranks find out in this step.
+        self.scheduler.unread += u64::from(core::mem::take(&mut self.totals.unread));
         let (due, probes) = (self.scheduler.is_due(), self.probes());
         self.control.began = self.now();
         self.totals = StepTotals { late: self.late, ..StepTotals::default() };
@@ -339,6 +341,8 @@ impl Controller {
         });
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
         let terms = decided.choices.iter().flat_map(LayerSetting::encode).chain(decided.decision.encode());
+        let own_lens = switches.iter().flatten().filter_map(|switch| switch.plan.own_len());
+        let terms = terms.chain(own_lens);
         let terms = terms.fold(Hash::START.add(step), Hash::add).0;
         agreement::put(self.rank, ready, terms, 0, &mut self.control.words);
         self.control.switches = Some((switches, decided));

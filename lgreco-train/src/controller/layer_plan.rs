@@ -39,6 +39,13 @@ pub(super) struct LayerPlan {
 }
 
 impl LayerPlan {
+    /// Bytes of a payload of an outside method, which ranks compare; `None` for built-in methods, whose settings determine the
+    /// bytes.
+    pub(super) fn own_len(&self) -> Option<u64> {
+        let len = || self.choice.setting.payload_len(self.shape, self.dtype).map_or(u64::MAX, |len| len as u64);
+        matches!(self.choice.setting, Setting::Own(_)).then(len)
+    }
+
     /// The plan of layer `index` under the setting `choice`.
     ///
     /// # Errors

@@ -85,6 +85,7 @@ impl Controller {
             alone: false,
             not_finite: false,
             differs: false,
+            unread: false,
             bytes: 0,
             began: None,
             clock,
@@ -184,6 +185,7 @@ impl Controller {
         self.totals.told |= (exchanged || alone) && has_elements(&bucket);
         // If the exchange has shown that ranks differ, all ranks compare their options before the next step.
         self.control.met &= !bucket.differs;
+        self.totals.unread |= bucket.unread;
         self.totals.bytes_out += bucket.bytes;
         self.totals.wire += bucket.wire;
         self.totals.computing += bucket.computing;

@@ -172,7 +172,7 @@ impl Controller {
     fn resume(&mut self, run: &Run, plan: &Layers<'_>, loaded: &Loaded) {
         let Owner { world, step, .. } = plan.owner;
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
-        (self.non_finite, self.late) = (run.non_finite, None);
+        (self.non_finite, self.late, self.totals.unread) = (run.non_finite, None, false);
         let (same_world, scheduler) = (world == self.world, &mut self.scheduler);
         let adapts = scheduler.config.policy != Policy::Uncompressed;
         let start = step.max(scheduler.config.schedule.warmup);

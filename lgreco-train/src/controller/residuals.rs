@@ -48,13 +48,15 @@ impl Residuals<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StepOrder`] if the present step has exchanged the layer; [`Error::InFlight`] while a bucket has the layer;
+    /// [`Error::StepOrder`] if the present step has exchanged the layer, or while the ranks still agree on the step; [`Error::InFlight`] while a bucket has the layer;
     /// [`Error::NoSuchLayer`]; [`CoreError::Length`] unless there is one value per element; [`CoreError::Overflow`] for a value
     /// that is not finite or too large for the residual's format; [`CoreError::OutOfMemory`]. On an error, nothing has changed.
     pub fn set(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
         if self.0.control.is_idle() {
             self.0.expect_layer(layer)?;
         } else {
+            // Control requests may end with a switch that replaces residuals.
+            self.0.control.expect_open()?;
             self.0.expect_lendable(layer)?;
         }
         let (state, shape) = (&mut self.0.states[layer], self.0.scheduler.tensors[layer].shape);

@@ -34,6 +34,9 @@ pub(super) struct Scheduler {
     pub(super) identity: u64,
     /// Steps taken.
     pub(super) step: u64,
+    /// Steps in which this rank could not read the last message of a bucket, since a state was loaded. Other ranks may have read
+    /// theirs, so that models differ.
+    pub(super) unread: u64,
     /// The step of the next decision.
     pub(super) due: Option<u64>,
     pub(super) window: Window,
@@ -118,6 +121,7 @@ impl Scheduler {
             fell: false,
             decision: None,
             meter: config.measures_seconds().then(|| Meter::new(vec![Setting::Dense; tensors.len()])),
+            unread: 0,
             given: Given::Nothing,
             result: None,
             groups,
@@ -389,12 +393,12 @@ impl Scheduler {
 
     /// Discards the window and the settings given by the caller, because a saved state was loaded.
     pub(super) fn restart(&mut self) {
-        self.given = Given::Nothing;
+        (self.given, self.unread) = (Given::Nothing, 0);
         self.forget();
     }
 
     /// The values, in addition to the options, that must be the same on all ranks at this step.
-    pub(super) fn step_fields(&self) -> [Field; 7] {
+    pub(super) fn step_fields(&self) -> [Field; 8] {
         let follows = self.config.accordion().is_some();
         let of_rate = |rate: f64| if follows { rate } else { f64::NAN };
         let elsewhere = self.meter.as_ref().is_some_and(|meter| meter.elsewhere);
@@ -404,6 +408,7 @@ impl Scheduler {
             .flat_map(|decision| decision.encode().into_iter().chain(Timing::encode(decision.timing.as_ref())));
         [
             Field::whole("step", self.step),
+            Field::whole("steps whose messages could not be read", self.unread),
             Field::named("settings given by set_settings", &["no", "yes"], u64::from(self.given != Given::Nothing)),
             Field::whole("step of the next decision", self.due.unwrap_or(u64::MAX)),
             Field::real("learning rate", of_rate(self.rate)),

@@ -40,7 +40,9 @@ impl Controller {
     /// rank's message; the errors of search and solver when a decision fails.
     ///
     /// These errors come during the exchange: [`Error::OfLayer`], [`Error::PeerMessage`]. The step is then over, and its gradients
-    /// are undefined. Residuals of buckets that were exchanged before the error are updated, and the next step works. With
+    /// are undefined. Residuals of buckets that were exchanged before the error are updated, and the next step works. If only some
+    /// ranks could not read a message, the models now differ. All further steps then fail on all ranks with
+    /// [`Error::PeerOption`], until all ranks have loaded a state. With
     /// [`Route::Sharded`](crate::exchange::Route), an overflow in a rank's shard is an error on that rank at once, and on all ranks
     /// at the next bucket or step. Under [`NonFinite::Skip`], if a later bucket of the step reports the overflow, the other ranks
     /// skip the step, and all residuals are the same as before the step. If a residual of a rank is not finite, the next step
@@ -171,14 +173,17 @@ impl Controller {
         collective: &mut C,
         gradients: &mut [ValuesMut<'_>],
     ) -> Result<Report, Error> {
-        let mut report = self.finish_step()?;
         if self.scheduler.config.non_finite == NonFinite::PassThrough {
-            (report.outcome, report.bytes_out) = (Outcome::PassedThrough, report.bytes_in);
-            for range in &self.scheduler.groups.ranges {
-                average_uncompressed(collective, &mut gradients[range.clone()])?;
+            for range in self.scheduler.groups.ranges.clone() {
+                if let Err(error) = average_uncompressed(collective, &mut gradients[range]) {
+                    self.abandon_step()?;
+                    return Err(error);
+                }
             }
-            return Ok(report);
+            let report = self.finish_step()?;
+            return Ok(Report { outcome: Outcome::PassedThrough, bytes_out: report.bytes_in, ..report });
         }
+        let mut report = self.finish_step()?;
         report.outcome = Outcome::Skipped;
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(0.0)));
         Ok(report)

@@ -162,7 +162,9 @@ impl Controller {
     }
 
     fn settings_in_use(&self) -> Field {
-        Field::checksum("settings in use", self.states.iter().flat_map(|state| state.plan.choice.encode()))
+        let plans = || self.states.iter().map(|state| &state.plan);
+        let settings = plans().flat_map(|plan| plan.choice.encode());
+        Field::checksum("settings in use", settings.chain(plans().filter_map(LayerPlan::own_len)))
     }
 
     fn plan_hash(&self) -> u64 {

@@ -147,9 +147,11 @@ impl Flight {
     /// Between the calls, only the collective may use the memory of the request.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. This rule has two
-    /// exceptions: a network that fails or changes bytes, and [`failed_alone`](Flight::failed_alone). After an error, further
-    /// calls return the same error. Means and contributions are undefined after an error, and factors are unchanged.
+    /// A flight that fails on one rank fails on all ranks in the same call, and asks for no further collective. This rule has three
+    /// exceptions. A network may fail. A rank may [fail alone](Flight::failed_alone). And only this rank may be unable to read the
+    /// last message; a [`Controller`](crate::controller::Controller) tells the other ranks at the next step.
+    ///
+    /// After an error, further calls return the same error. Means and contributions are undefined after an error, and factors are unchanged.
     ///
     /// A rank with an error of its own returns this error: [`Error::NonFiniteGradient`],
     /// [`CoreError::Length`](crate::CoreError::Length), and [`Error::OfLayer`]. [`Error::OfLayer`] contains the error of a

@@ -256,3 +256,64 @@ fn a_broken_network_is_an_error() {
     let result = controller.step(&mut Broken(2), &mut views(&mut gradients(0, 0, 1.0)), 1.0);
     assert_eq!(result, Err(Error::Collective { code: 4 }));
 }
+
+/// A network whose sums fail.
+struct NoSums<'a>(&'a mut ThreadCollective);
+
+impl Collective for NoSums<'_> {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
+    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 9 })
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.all_gather_each(lens, buffer)
+    }
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.broadcast(root, bytes)
+    }
+}
+
+#[test]
+fn a_step_whose_collective_fails_does_not_count_even_if_it_passes_gradients_through() {
+    let mut config = config(Method::TopK, Policy::Uniform);
+    config.non_finite = NonFinite::PassThrough;
+    threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), 2).unwrap();
+        take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+        let mut gradients = gradients(worker.rank(), 1, f32::NAN);
+        let failed = controller.step(&mut NoSums(&mut worker), &mut views(&mut gradients), 1.0);
+        assert_eq!((failed, controller.steps()), (Err(Error::Collective { code: 9 }), 1));
+        let (report, _) = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+        assert_eq!(report.step, 1);
+    });
+}
+
+/// A residual that is set while ranks agree on a switch would be replaced by the switch.
+#[test]
+fn residuals_are_not_set_while_ranks_agree_on_a_step() {
+    let config = config(Method::TopK, Policy::Uniform);
+    threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config.clone(), model(), worker.rank(), 2).unwrap();
+        (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+        let values = vec![1.0; controller.tensors()[0].shape().elements()];
+        controller.begin_step(1.0).unwrap();
+        let mut requests = 0;
+        while let Some(request) = controller.control().unwrap() {
+            request.perform(&mut worker).unwrap();
+            requests += 1;
+            let refused = controller.residuals().set(0, &values);
+            assert!(matches!(refused, Err(Error::StepOrder { what: "the ranks have not agreed on the step yet", .. })));
+        }
+        assert!(requests > 0, "the step switches settings");
+        controller.residuals().set(0, &values).unwrap();
+        assert_eq!(residual(&controller, 0), values);
+    });
+}

@@ -202,7 +202,9 @@ pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Ro
         back_project(&layer.get()?, rank, p, scratch.encode, q)?;
         round(q, program.moment.reduce_dtype);
         if let Some(values) = layer.left() {
-            layer.late = take_off(shape, rank, p, q, values).err().map(Error::from);
+            let taken =
+                take_off(shape, rank, p, q, values).map_err(|error| Error::from(error).of_layer(layer.spec.index));
+            layer.late = layer.late.or(taken.err());
         }
         Ok(())
     })
