@@ -289,6 +289,24 @@ impl Error {
         }
     }
 
+    /// Adds `first` to the indices of layers: from indices in a part of the model to indices in the model.
+    pub(crate) fn layers_after(mut self, first: usize) -> Error {
+        match &mut self {
+            Error::LayerMismatch { layer, .. }
+            | Error::LayerDtype { layer, .. }
+            | Error::NonFiniteGradient { layer, .. }
+            | Error::OfLayer { layer, .. }
+            | Error::NotInBucket { layer }
+            | Error::InFlight { layer } => *layer += first,
+            Error::Core(CoreError::DuplicateName { layer, first: earlier }) => {
+                *layer += first;
+                *earlier += first;
+            }
+            _ => {}
+        }
+        self
+    }
+
     /// Code of [`Error::LayerMismatch`], and of the more specific errors about a layer that does not fit.
     const LAYER_MISMATCH: u32 = 100;
 

@@ -296,6 +296,28 @@ fn what_is_not_finite_on_one_rank_fails_on_all_and_changes_nothing() {
     }
 }
 
+/// Errors of the second fragment name layers by their index in the model, and elements by their index in the layer.
+#[test]
+fn errors_of_later_fragments_name_the_layer_of_the_model() {
+    let half = Setting::TopK(TopK { keep: 8, values: Dtype::F16 });
+    for (joined, value) in [(false, f32::NAN), (true, f32::NAN), (false, 1e30), (true, 1e30)] {
+        let outer = Outer { every: 2, fragments: 2, joined, ..PLAIN };
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut rank = Rank::new(outer, config(Some(vec![half; if joined { 2 } else { 3 }])), &mut worker);
+        let layers: Vec<_> = rank.outer.fragments().map(|(layers, _)| layers).collect();
+        assert_eq!(layers, [0..1, 1..3]);
+        rank.parameters[2][7] = value;
+        // The second fragment is averaged after the first inner step.
+        let error = rank.outer.step(&mut worker, &mut views(&mut rank.parameters)).unwrap_err();
+        let element = match error {
+            Error::NonFiniteGradient { layer, index, .. } if value.is_nan() => (layer, index),
+            Error::OfLayer { layer, error: CoreError::ElementOverflow { index, .. } } => (layer, index),
+            error => panic!("{error:?}"),
+        };
+        assert_eq!(element, (2, 7), "joined: {joined}, value {value}");
+    }
+}
+
 fn what_is_not_finite(outer: Outer) {
     let settings = settings(8)[..if outer.joined { 1 } else { 3 }].to_vec();
     let found = threads::run(2, |mut worker| {

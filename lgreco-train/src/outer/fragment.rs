@@ -1,10 +1,10 @@
 //! A fragment: layers that are averaged in the same outer steps.
 
 use super::Outer;
-use crate::Error;
 use crate::controller::{Budget, Config, Controller, Field, Outcome, Policy, Report, Tensor, values};
 use crate::exchange::{Collective, Place};
 use crate::gradient::{Dtype, ValuesMut};
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -36,8 +36,9 @@ impl Fragment {
         let (starts, velocities) = (zeros()?, zeros()?);
         let moved = values(starts.iter().map(Vec::len).sum())?;
         let tensors = if joined { vec![one_of(&tensors)?] } else { tensors };
-        let mut controller = Controller::new(config, tensors, rank, world)?;
-        controller.planning().compress_warmup()?;
+        let of_model = |error| in_model(error, layers.start, joined, starts.iter().map(Vec::len));
+        let mut controller = Controller::new(config, tensors, rank, world).map_err(of_model)?;
+        controller.planning().compress_warmup().map_err(of_model)?;
         let loaded = checksum(&[], &[]);
         Ok(Fragment { layers, controller, starts, velocities, moved, joined, loaded })
     }
@@ -57,6 +58,11 @@ impl Fragment {
         self.starts.iter().map(Vec::len)
     }
 
+    /// The controller's error, with the layer's index in the model.
+    pub(super) fn in_model(&self, error: Error) -> Error {
+        in_model(error, self.layers.start, self.joined, self.lens())
+    }
+
     /// Takes an outer step after `steps` inner steps. Afterwards, `parameters` are the start of the next outer step.
     pub(super) fn average<C: Collective + ?Sized>(
         &mut self,
@@ -74,13 +80,8 @@ impl Fragment {
             true => vec![ValuesMut::F32(&mut self.moved)],
             false => parts(&mut self.moved, lens.clone()).map(ValuesMut::F32).collect(),
         };
-        let report = match self.controller.step(collective, &mut views, outer.learning_rate.into()) {
-            Err(Error::NonFiniteGradient { index, value, .. }) if self.joined => {
-                let (layer, index) = place(index, lens);
-                return Err(Error::NonFiniteGradient { layer, index, value });
-            }
-            report => report?,
-        };
+        let stepped = self.controller.step(collective, &mut views, outer.learning_rate.into());
+        let report = stepped.map_err(|error| self.in_model(error))?;
         if report.outcome != Outcome::Exchanged {
             return Ok(report);
         }
@@ -122,6 +123,28 @@ fn one_of(tensors: &[Tensor]) -> Result<Tensor, Error> {
 /// Consecutive parts of `values` with these lengths.
 fn parts(mut values: &mut [f32], lens: impl Iterator<Item = usize>) -> impl Iterator<Item = &mut [f32]> {
     lens.map(move |len| values.split_off_mut(..len).unwrap_or_default())
+}
+
+/// Changes the layer of a controller's error from its index in the fragment to its index in the model. `first` is the
+/// model's index of the fragment's first layer, and `lens` are the lengths of the fragment's layers.
+///
+/// An error of a joined layer names the layer and the element at fault. If the error has no element, it names no layer.
+fn in_model(error: Error, first: usize, joined: bool, lens: impl Iterator<Item = usize>) -> Error {
+    if !joined {
+        return error.layers_after(first);
+    }
+    match error {
+        Error::NonFiniteGradient { index, value, .. } => {
+            let (layer, index) = place(index, lens);
+            Error::NonFiniteGradient { layer: first + layer, index, value }
+        }
+        Error::OfLayer { error: CoreError::ElementOverflow { index, value }, .. } => {
+            let (layer, index) = place(index, lens);
+            Error::OfLayer { layer: first + layer, error: CoreError::ElementOverflow { index, value } }
+        }
+        Error::OfLayer { error, .. } => Error::Core(error),
+        error => error,
+    }
 }
 
 /// Finds the layer that has element `index` of the joined layer, and the element's index in that layer.
