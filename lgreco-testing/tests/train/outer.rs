@@ -521,6 +521,33 @@ fn loaded_states_that_differ_are_named() {
     }
 }
 
+/// A state of layers with other names, or in another order, is refused even if all layers have the same size.
+#[test]
+fn states_of_other_layers_are_refused_and_change_nothing() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut made = |names: [&str; 4], value: f32| {
+        let tensors = names.map(|name| Tensor::new(name, &[8, 8], Dtype::F32).unwrap()).to_vec();
+        let mut parameters = vec![vec![value; 64]; 4];
+        let outer = Outer { every: 2, fragments: 2, ..Outer::default() };
+        let step = OuterStep::new(outer, config(None), tensors, &mut views(&mut parameters), &mut worker).unwrap();
+        (step, parameters)
+    };
+    let saved = made(["a", "b", "c", "d"], 1.0).0.save().unwrap();
+    for (names, layer) in [(["x", "b", "c", "d"], 0), (["a", "b", "d", "c"], 2), (["a", "b", "c", "y"], 3)] {
+        let (mut step, mut parameters) = made(names, 2.0);
+        let before = step.save().unwrap();
+        let error = step.load(&saved, &[], &mut views(&mut parameters)).unwrap_err();
+        let refused =
+            matches!(error, Error::OfLayer { layer: found, error: CoreError::SavedState { .. } } if found == layer);
+        assert!(refused, "{names:?}: {error}");
+        assert_eq!(step.load(&before, &[&saved], &mut views(&mut parameters)), Err(error));
+        assert!(step.save().unwrap() == before && parameters == vec![vec![2.0; 64]; 4]);
+    }
+    let (mut step, mut parameters) = made(["a", "b", "c", "d"], 2.0);
+    step.load(&saved, &[&saved], &mut views(&mut parameters)).unwrap();
+    assert_eq!(parameters, vec![vec![1.0; 64]; 4]);
+}
+
 #[test]
 fn damaged_states_are_refused_and_change_nothing() {
     let mut worker = ThreadCollective::group(1).remove(0);

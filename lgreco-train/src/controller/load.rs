@@ -108,6 +108,21 @@ impl Controller {
         self.continue_from(run, &plan, &sorted(residuals, &self.scheduler.config.search.methods)?.1)
     }
 
+    /// Returns an error unless `state`, a whole saved state, has the controller's layers in the same order.
+    pub(crate) fn check_saved_layers(&self, state: &[u8]) -> Result<(), Error> {
+        let Scheduler { config, tensors, .. } = &self.scheduler;
+        let (_, _, layers) = state_format::parse(state, &config.search.methods)?;
+        CoreError::require_saved(layers.len() == tensors.len(), "number of layers", layers.len() as u64)?;
+        for (index, (saved, tensor)) in layers.iter().zip(tensors.iter()).enumerate() {
+            let same = (saved.name, saved.shape, saved.dtype) == (&*tensor.name, tensor.shape, tensor.dtype);
+            let what = "this layer has another name, shape or element type than in the model, or another place; \
+                        its number of elements";
+            let found = saved.shape.elements() as u64;
+            CoreError::require_saved(same, what, found).map_err(|error| Error::from(error).of_layer(index as u32))?;
+        }
+        Ok(())
+    }
+
     /// Like [`load`](Controller::load), for states that have been parsed.
     pub(super) fn continue_from(
         &mut self,

@@ -33,7 +33,7 @@ impl OuterStep {
         let mut to = Writer::new(MAGIC, VERSION);
         to.numbers([self.steps, self.fragments.len() as u64]);
         for fragment in &self.fragments {
-            let state = fragment.controller.save()?;
+            let state = fragment.controller.save().map_err(|error| fragment.in_model(error))?;
             to.numbers([state.len() as u64]);
             to.bytes(&state);
             fragment.starts.iter().chain(&fragment.velocities).for_each(|values| to.values(values));
@@ -56,7 +56,9 @@ impl OuterStep {
     ///
     /// # Errors
     /// The errors of [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of
-    /// fragments; the errors of [`step`](OuterStep::step) for parameters that do not fit. On failure, nothing has changed.
+    /// fragments; [`Error::OfLayer`] with [`CoreError::SavedState`] if a state's layers have other names or another order than the
+    /// model's; the errors of [`step`](OuterStep::step) for parameters that do not fit. On failure, nothing has changed. A state of
+    /// joined layers has no names, so only the numbers of elements are compared.
     ///
     /// # Complexity
     /// Linear in the bytes of all states.
@@ -72,7 +74,7 @@ impl OuterStep {
                 for (fragment, before) in self.fragments[..index].iter_mut().zip(&before) {
                     fragment.controller.load(&[before], &[before])?;
                 }
-                return Err(error);
+                return Err(self.fragments[index].in_model(error));
             }
         }
         for (fragment, saved) in self.fragments.iter_mut().zip(saved) {
@@ -93,6 +95,7 @@ impl OuterStep {
         for fragment in &self.fragments {
             let len = reader.number()?;
             let controller = reader.bytes(len)?;
+            fragment.controller.check_saved_layers(controller).map_err(|error| fragment.in_model(error))?;
             let mut values = || fragment.lens().map(|len| reader.values(len)).collect::<Result<Vec<_>, _>>();
             let (starts, velocities) = (values()?, values()?);
             all.push(Saved { controller, starts, velocities });
