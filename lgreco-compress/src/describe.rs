@@ -55,9 +55,13 @@ pub(crate) trait Described: Compressor {
     /// [`Candidates`](crate::Candidates) instead.
     fn measure(&self, gradient: &Gradient<'_>, stream: Stream, workspace: &mut [u64]) -> Result<(f64, usize)> {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-        expect_room("workspace words", self.measure_workspace_len(shape, dtype), workspace.len())?;
-        let (words, rest) = workspace.split_at_mut(self.encode_workspace_len(shape, dtype));
-        let (payload, rest) = rest.split_at_mut(self.payload_len(shape, dtype)?.div_ceil(8));
+        // Each length is computed once, because an outside method may return another length at the next call.
+        let (words_len, payload_len) =
+            (self.encode_workspace_len(shape, dtype), self.payload_len(shape, dtype)?.div_ceil(8));
+        let expected = words_len.saturating_add(payload_len + shape.elements().div_ceil(2));
+        expect_room("workspace words", expected, workspace.len())?;
+        let (words, rest) = workspace.split_at_mut(words_len);
+        let (payload, rest) = rest.split_at_mut(payload_len);
         let payload: &mut [u8] = bytemuck::cast_slice_mut(payload);
         let values: &mut [f32] = &mut bytemuck::cast_slice_mut(rest)[..shape.elements()];
         let len = self.encode(gradient, stream, words, payload)?;

@@ -39,9 +39,11 @@ impl Compressor for OwnSetting {
     }
 
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize> {
-        let body = self.method().body_len(self.parameters(), shape, dtype)?;
         // The body of an empty tensor is empty, because the method is not called for empty tensors.
-        let body = if shape.elements() == 0 { 0 } else { body as u64 };
+        let body = match shape.elements() {
+            0 => 0,
+            _ => self.method().body_len(self.parameters(), shape, dtype)? as u64,
+        };
         Error::require(body <= u32::MAX.into(), "bytes of a body", body as f64, "below 2^32")?;
         payload_len((before_body(more(self.parameters())) - HEADER_LEN) as u64 + body, shape)
     }
@@ -51,7 +53,7 @@ impl Compressor for OwnSetting {
     }
 
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
-        self.method().workspace_len(self.parameters(), shape, dtype)
+        if shape.elements() == 0 { 0 } else { self.method().workspace_len(self.parameters(), shape, dtype) }
     }
 
     fn encode(
@@ -172,6 +174,7 @@ fn decode_as(payload: &Payload<'_>, setting: &OwnSetting, values: &mut [f32]) ->
 mod tests {
     use super::*;
     use crate::gradient::Values;
+    use core::sync::atomic::{AtomicUsize, Ordering};
 
     /// A method that promises at most 8 bytes and reports that it wrote `parameters[0]` bytes. If `parameters[0]` is 0,
     /// the method requires `usize::MAX` words of workspace. If `parameters[0]` is odd, decoding leaves out the last
@@ -239,6 +242,58 @@ mod tests {
             decoded(7),
             Err(Error::PayloadBody { what: "it decodes to a value that is not finite, or leaves out an element" })
         );
+    }
+
+    /// A method whose bodies have 4 bytes for the first call of `body_len`, and 4,000 bytes more for each later call.
+    /// Panics if it is called for an empty tensor.
+    #[derive(Debug)]
+    struct Growing(AtomicUsize);
+
+    impl lgreco_core::method::Method for Growing {
+        fn id(&self) -> u8 {
+            FIRST_ID + 1
+        }
+        fn name(&self) -> &'static str {
+            "growing"
+        }
+        fn body_len(&self, _: &Parameters, shape: Shape, _: Dtype) -> Result<usize> {
+            assert!(shape.elements() > 0, "called for an empty tensor");
+            Ok(4 + 4000 * self.0.fetch_add(1, Ordering::Relaxed))
+        }
+        fn workspace_len(&self, _: &Parameters, shape: Shape, _: Dtype) -> usize {
+            assert!(shape.elements() > 0, "called for an empty tensor");
+            0
+        }
+        fn encode(&self, _: &Parameters, _: &Gradient<'_>, _: Stream, _: &mut [u64], _: &mut [u8]) -> Result<usize> {
+            Ok(4)
+        }
+        fn decode(&self, _: &Parameters, _: Shape, _: &[u8], values: &mut [f32]) -> Result<()> {
+            values.fill(0.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_length_that_changes_between_calls_is_an_error() {
+        static GROWING: Growing = Growing(AtomicUsize::new(0));
+        let gradient = Gradient::new(Values::F32(&[1.0; 4]), Shape::new(4, 1).unwrap()).unwrap();
+        let setting = OwnSetting::new(&GROWING, [0; 4]).unwrap();
+        let error = setting.measure(&gradient, Stream::default(), &mut [0; 16]).unwrap_err();
+        assert!(matches!(error, Error::Length { what: "payload bytes", .. }), "{error}");
+        let error = setting.measure(&gradient, Stream::default(), &mut [0; 16]).unwrap_err();
+        assert!(matches!(error, Error::Length { what: "workspace words", .. }), "{error}");
+    }
+
+    #[test]
+    fn methods_are_not_called_for_empty_tensors() {
+        static GROWING: Growing = Growing(AtomicUsize::new(0));
+        let setting = OwnSetting::new(&GROWING, [0; 4]).unwrap();
+        let shape = Shape::new(0, 4).unwrap();
+        assert_eq!(setting.payload_len(shape, Dtype::F32), Ok(before_body(0)));
+        assert_eq!(setting.encode_workspace_len(shape, Dtype::F32), 0);
+        let gradient = Gradient::new(Values::F32(&[]), shape).unwrap();
+        let mut payload = [0; 32];
+        assert_eq!(setting.encode(&gradient, Stream::default(), &mut [], &mut payload), Ok(before_body(0)));
     }
 
     #[test]

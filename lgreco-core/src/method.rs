@@ -91,6 +91,9 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
     /// if [`has_fixed_len`](Method::has_fixed_len) returns true, and otherwise an upper bound. With error feedback, the
     /// element type is f32.
     ///
+    /// The number must be the same at every call with the same arguments. lgreco does not call this function for empty
+    /// tensors, whose bodies are empty.
+    ///
     /// # Errors
     /// [`Error::Parameter`] when the parameters do not fit the shape.
     fn body_len(&self, parameters: &Parameters, shape: Shape, dtype: Dtype) -> Result<usize>;
@@ -125,7 +128,7 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
         false
     }
 
-    /// 8-byte words of workspace that [`encode`](Method::encode) needs. Defaults to none.
+    /// 8-byte words of workspace that [`encode`](Method::encode) needs. Not called for empty tensors. Defaults to none.
     fn workspace_len(&self, parameters: &Parameters, shape: Shape, dtype: Dtype) -> usize {
         let _ = (parameters, shape, dtype);
         0
