@@ -16,6 +16,7 @@ use crate::rng::Stream;
 use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
+use lgreco::error::expect_room;
 
 /// The measured costs from which a decision under [`Objective::MeasuredSeconds`](super::Objective) is made, on the slowest rank.
 #[derive(Clone, Debug)]
@@ -165,6 +166,7 @@ impl Costs {
             let start = clock();
             let len = backend.encode(setting, &gradient, stream, &mut workspace, &mut payload)?;
             let encoded = clock();
+            expect_room("payload bytes for the length that the backend returned", len, payload.len())?;
             match setting {
                 Setting::Own(_) => setting.decode(&Payload::parse(&payload[..len])?, &mut decoded)?,
                 _ => backend.decode(&payload[..len], &mut decoded)?,
@@ -215,17 +217,13 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CoreError;
+    use crate::backend::{Job, JobError};
     use crate::compress::hard_threshold::HardThreshold;
     use crate::compress::topk::TopK;
 
-    /// If the length of a payload depends on its values, a plan's expected seconds use the measured length.
-    #[test]
-    fn measured_lengths_count() {
-        let tensors =
-            [Tensor::new("a", &[64, 64], Dtype::F32).unwrap(), Tensor::new("b", &[64, 64], Dtype::F32).unwrap()];
-        let hard = Setting::HardThreshold(HardThreshold { lambda: 0.5, values: Dtype::F32 });
-        let top = Setting::TopK(TopK { keep: 16, values: Dtype::F32 });
-        let costs = |lens: &[(usize, Setting, u64)]| Costs {
+    fn costs(lens: &[(usize, Setting, u64)]) -> Costs {
+        Costs {
             line: Line { constant: 0.0, per_byte: 1.0 },
             compute: Compute::default(),
             route: Route::AllGather,
@@ -237,7 +235,46 @@ mod tests {
             elements: 8192.0,
             measured: 0.0,
             computing: 0.0,
-        };
+        }
+    }
+
+    /// A backend that returns a longer length than the payload has room for.
+    struct TooLong;
+
+    impl Backend for TooLong {
+        fn workspace_len(&self, _: &[Job<'_>]) -> usize {
+            0
+        }
+        fn measure(&mut self, _: &[Job<'_>], _: &mut [u64], _: &mut [f64]) -> Result<(), JobError> {
+            Ok(())
+        }
+        fn encode(
+            &mut self,
+            _: &Setting,
+            _: &Gradient<'_>,
+            _: Stream,
+            _: &mut [u64],
+            payload: &mut [u8],
+        ) -> Result<usize, CoreError> {
+            Ok(payload.len() + 1)
+        }
+    }
+
+    #[test]
+    fn a_length_above_the_payloads_room_is_an_error() {
+        let tensor = Tensor::new("a", &[64, 64], Dtype::F32).unwrap();
+        let (top, mean) = (Setting::TopK(TopK { keep: 16, values: Dtype::F32 }), [1.0; 4096]);
+        let error = costs(&[]).trial(&top, 0, &tensor, &Typed::F32(&mean), || 0.0, &mut TooLong).unwrap_err();
+        assert!(matches!(error, Error::Core(CoreError::Length { .. })), "{error}");
+    }
+
+    /// If the length of a payload depends on its values, a plan's expected seconds use the measured length.
+    #[test]
+    fn measured_lengths_count() {
+        let tensors =
+            [Tensor::new("a", &[64, 64], Dtype::F32).unwrap(), Tensor::new("b", &[64, 64], Dtype::F32).unwrap()];
+        let hard = Setting::HardThreshold(HardThreshold { lambda: 0.5, values: Dtype::F32 });
+        let top = Setting::TopK(TopK { keep: 16, values: Dtype::F32 });
         let seconds = |lens: &[_], settings: [Setting; 2]| {
             let timing = costs(lens).timing(&tensors, [&settings, &[Setting::Dense; 2]]).unwrap();
             (timing.plan - timing.plan_computing).round()
