@@ -110,7 +110,8 @@ pub(super) fn config_of_shards(config: &Config, whole: &[Tensor], topology: &Top
             let mut least = 0;
             for size in &mut legacy.sizes {
                 *size = size.div_ceil(topology.per_node.into()).max(least);
-                least = *size + 1;
+                // No bound follows u64::MAX, so a bound that does is left unchanged, and the controller refuses it.
+                least = size.saturating_add(1);
             }
         }
         _ => {}
@@ -143,6 +144,19 @@ mod tests {
         assert_eq!(dims(&[], 2), [[1], [0]]);
         assert_eq!(dims(&[0, 4], 2), [[1, 0], [1, 0]]);
         assert_eq!(dims(&[4, 0], 2), [[2, 0], [2, 0]]);
+    }
+
+    #[test]
+    fn the_largest_bound_of_legacy_is_allowed() {
+        use crate::controller::Legacy;
+        use crate::search::{Method, Search};
+        let topology = Topology { nodes: 2, node: 0, per_node: 1, local: 0 };
+        let mut config = Config::new(Search::new(Method::TopK));
+        for sizes in [vec![10, u64::MAX], vec![u64::MAX; 2]] {
+            config.policy = Policy::Legacy(Legacy { sizes: sizes.clone(), levels: vec![vec![0.1; 3]], steps: 1 });
+            let Policy::Legacy(found) = config_of_shards(&config, &[], &topology).unwrap().policy else { panic!() };
+            assert_eq!(found.sizes, sizes);
+        }
     }
 
     #[test]
