@@ -296,6 +296,39 @@ mod tests {
         assert_eq!(setting.encode(&gradient, Stream::default(), &mut [], &mut payload), Ok(before_body(0)));
     }
 
+    /// A method with this name.
+    #[derive(Debug)]
+    struct Named(&'static str);
+
+    impl lgreco_core::method::Method for Named {
+        fn id(&self) -> u8 {
+            FIRST_ID + 2
+        }
+        fn name(&self) -> &'static str {
+            self.0
+        }
+        fn body_len(&self, _: &Parameters, _: Shape, _: Dtype) -> Result<usize> {
+            Ok(0)
+        }
+        fn encode(&self, _: &Parameters, _: &Gradient<'_>, _: Stream, _: &mut [u64], _: &mut [u8]) -> Result<usize> {
+            Ok(0)
+        }
+        fn decode(&self, _: &Parameters, _: Shape, _: &[u8], _: &mut [f32]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn names_that_settings_cannot_have_are_refused() {
+        static WRONG: [Named; 5] = [Named("qsgd"), Named("my \"m\""), Named("M"), Named("1a"), Named("")];
+        for method in &WRONG {
+            let error = OwnSetting::new(method, [4, 0, 0, 0]).unwrap_err();
+            assert!(matches!(error, Error::UnknownName { what: "method", .. }), "{method:?}: {error}");
+        }
+        static RIGHT: Named = Named("own-2");
+        assert!(OwnSetting::new(&RIGHT, [4, 0, 0, 0]).is_ok());
+    }
+
     #[test]
     fn any_length_of_workspace_can_be_stated() {
         let setting = OwnSetting::new(&Untrue, [0; 4]).unwrap();

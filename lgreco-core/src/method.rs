@@ -158,6 +158,18 @@ pub trait Method: Sync + RefUnwindSafe + fmt::Debug {
     fn decode(&self, parameters: &Parameters, shape: Shape, body: &[u8], values: &mut [f32]) -> Result<()>;
 }
 
+const WRONG_NAME: Error = Error::UnknownName {
+    what: "method",
+    expected: "a name of its own, of up to 32 lowercase letters, digits and -, a letter first",
+};
+
+/// Checks the name of an outside method. Settings as text begin with the name, so it must not read as anything else.
+fn check_name(name: &str) -> Result<()> {
+    let is_word = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    let is_word = is_word && name.starts_with(|first: char| first.is_ascii_lowercase());
+    if is_word && name.len() <= MAX_NAME && !RESERVED.contains(&name) { Ok(()) } else { Err(WRONG_NAME) }
+}
+
 /// A [`Method`] with its parameters.
 ///
 /// ```
@@ -179,10 +191,11 @@ impl OwnSetting {
     ///
     /// # Errors
     /// [`Error::Parameter`] if [`Method::check`] refuses the parameters, for an id below [`FIRST_ID`], for an unused
-    /// parameter that is not 0, and for a float that is not finite.
+    /// parameter that is not 0, and for a float that is not finite. [`Error::UnknownName`] for a name that is not allowed.
     pub fn new(method: &'static dyn Method, parameters: Parameters) -> Result<OwnSetting> {
         let id = method.id();
         Error::require(id >= FIRST_ID, "id of a method", id.into(), "128 to 255: others are lgreco's")?;
+        check_name(method.name())?;
         let unused = parameters.get(method.parameters()..).and_then(|unused| unused.iter().find(|&&number| number > 0));
         let unused = unused.copied().unwrap_or(0);
         Error::require(unused == 0, "parameter that the method does not have", unused.into(), "0")?;
@@ -264,8 +277,8 @@ impl Methods {
     pub fn new(methods: &'static [&'static dyn Method]) -> Result<Methods> {
         for (index, method) in methods.iter().enumerate() {
             OwnSetting::new(*method, [0; 4]).map(drop).or_else(|error| match error {
-                Error::Parameter { what: "id of a method", .. } => Err(error),
-                _ => Ok(()), // checks only the id: zeros may be out of the method's range
+                Error::Parameter { what: "id of a method", .. } | Error::UnknownName { .. } => Err(error),
+                _ => Ok(()), // checks only id and name: zeros may be out of the method's range
             })?;
             let (id, name) = (method.id(), method.name());
             let count = method.parameters();
@@ -273,12 +286,8 @@ impl Methods {
             let others = || methods[..index].iter();
             let differ = "an id of its own: two methods have it";
             Error::require(others().all(|other| other.id() != id), "id of a method", id.into(), differ)?;
-            let is_word = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-            let is_word = is_word && name.starts_with(|first: char| first.is_ascii_lowercase());
-            let fits = is_word && name.len() <= MAX_NAME && !RESERVED.contains(&name);
-            if !fits || others().any(|other| other.name() == name) {
-                let expected = "a name of its own, of up to 32 lowercase letters, digits and -, a letter first";
-                return Err(Error::UnknownName { what: "method", expected });
+            if others().any(|other| other.name() == name) {
+                return Err(WRONG_NAME);
             }
         }
         Ok(Methods(methods))
