@@ -29,7 +29,7 @@ pub trait Kernel {
     /// The result of the loop.
     type Output;
     /// Runs the loop. `run` and the functions that it calls must be `#[inline(always)]`: only inlined code is compiled
-    /// for the instruction set.
+    /// for the instruction set. A `fold` over `zip` or `map` may not be inlined, so use a `for` loop instead.
     fn run(self) -> Self::Output;
 }
 
