@@ -112,8 +112,8 @@ pub enum Error {
         what: &'static str,
     },
 
-    /// The table has no layers.
-    #[error("the table has no layers")]
+    /// The table has no layers. The table of a search has no layers if the search leaves all layers uncompressed.
+    #[error("the table has no layers: a search leaves out vectors and layers of fewer than `min_elements` elements")]
     EmptyTable,
     /// A layer has no options.
     #[error("layer {layer} has no options")]

@@ -62,7 +62,7 @@ fn errors_name_layer_option_and_field() {
     assert_eq!(TableFile::parse(b"\xff").unwrap_err().to_string().split(':').next(), Some("not UTF-8"));
     assert_eq!(
         TableFile::parse(br#"{"version":1,"metric":"","layers":[]}"#).unwrap_err().to_string(),
-        "the table has no layers"
+        "the table has no layers: a search leaves out vectors and layers of fewer than `min_elements` elements"
     );
 }
 
@@ -167,6 +167,32 @@ fn null_is_as_good_as_missing_where_a_field_may_be_missing() {
         TABLE.replacen("12.5", "null", 1).replacen("\"default\":1", "\"default\":null,\"uncompressed_size\":null", 1);
     let file = TableFile::parse(nulls.as_bytes()).unwrap();
     assert_eq!((file.budget, file.table.default_option(0), file.table.uncompressed_size(0)), (None, None, None));
+}
+
+#[test]
+fn a_budget_that_is_not_finite_does_not_read_as_none() {
+    let mut file = TableFile::parse(TABLE.as_bytes()).unwrap();
+    for (budget, text) in [(f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
+        file.budget = Some(budget);
+        let refused = TableFile::parse(file.to_json().as_bytes()).unwrap_err().to_string();
+        assert_eq!(refused, format!("budget is \"{text}\", expected a finite number >= 0"));
+    }
+}
+
+#[test]
+fn a_lower_bound_above_the_plan_is_refused() {
+    let told = |lower_bound: &str, limit: &str| {
+        let json = format!(
+            r#"{{"version":1, "solver":"exact", "size":4192, "lower_bound":{lower_bound}, "proven":false, "error":0.5, {limit},
+            "uncompressed_size":2, "layers":[{{"name":"a", "option":0, "label":"b", "size":4192, "error":0.5}}]}}"#
+        );
+        PlanFile::parse(json.as_bytes()).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let (budget, limit) = ("\"budget\":1", "\"size_limit\":5000");
+    assert_eq!((told("4192", budget), told("0.5", limit)), (Ok(()), Ok(())));
+    let refused = told("999999", budget);
+    assert_eq!(refused, Err("lower_bound is 999999, expected a number of at most the size".into()));
+    assert_eq!(told("0.6", limit), Err("lower_bound is 0.6, expected a number of at most the error".into()));
 }
 
 #[test]

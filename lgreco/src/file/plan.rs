@@ -217,7 +217,8 @@ impl PlanFile {
     ///
     /// # Errors
     /// [`Error::Version`] for another version. [`Error::Kind`] for a table file. [`Error::Field`] when there is no readable
-    /// version, no layer, a number below 0, or not exactly one of budget and size limit. [`Error::Setting`] for a setting
+    /// version, no layer, a number below 0, a lower bound above the size (with a size limit: above the error), or not
+    /// exactly one of budget and size limit. [`Error::Setting`] for a setting
     /// that is wrong or out of range; [`settings`](PlanFile::settings) checks whether a setting fits its layer.
     /// [`Error::Key`] for an unknown key. [`Error::Json`], with line and column, for everything else.
     ///
@@ -271,6 +272,13 @@ impl PlanFile {
         let budget = plan.budget.unwrap_or(0.0);
         let numbers = [("lower_bound", plan.lower_bound), ("error", plan.error), ("budget", budget)];
         numbers.into_iter().try_for_each(|(field, value)| not_negative(&file, field, value))?;
+        let (most, expected) = match plan.budget {
+            Some(_) => (plan.size as f64, "a number of at most the size"),
+            None => (plan.error + plan.error * Proof::RESOLUTION, "a number of at most the error"),
+        };
+        if plan.lower_bound > most {
+            return Err(file.wrong("lower_bound", expected));
+        }
         layers.iter().zip(&plan.layers).try_for_each(|(json, layer)| not_negative(json, "error", layer.error))?;
         if let Some(seconds) = &seconds {
             not_negative(seconds, "measure", plan.seconds.measure.unwrap_or(0.0))?;

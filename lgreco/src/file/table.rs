@@ -136,13 +136,16 @@ impl TableFile {
         }
     }
 
-    /// Writes a table file, one line per layer.
+    /// Writes a table file, one line per layer. [`parse`](TableFile::parse) refuses the file if the budget is negative or
+    /// not finite.
     pub fn to_json(&self) -> String {
         let table = &self.table;
         let text = |text: &str| serde_json::Value::from(text);
         let mut json = format!("{{\"version\":{VERSION},\"metric\":{}", text(table.metric()));
         if let Some(budget) = self.budget {
-            json += &format!(",\"budget\":{}", serde_json::Value::from(budget));
+            // JSON has no NaN and no infinity. `null` would read as no budget, so these values are written as text.
+            let budget = if budget.is_finite() { budget.into() } else { text(&format!("{budget}")) };
+            json += &format!(",\"budget\":{budget}");
         }
         json += ",\"layers\":[";
         for layer in 0..table.layers() {
@@ -166,7 +169,7 @@ impl TableFile {
                 let comma = if option == 0 { "" } else { "," };
                 json += &format!("{comma}{{\"label\":{label}");
                 if let Some(setting) = table.setting(layer, option) {
-                    json += &format!(",\"setting\":\"{setting}\"");
+                    json += &format!(",\"setting\":{}", text(&format!("{setting}")));
                 }
                 json += &format!(",\"size\":{},\"error\":{error}}}", choice.size);
             }

@@ -376,7 +376,10 @@ mod tests {
     #[test]
     fn errors_name_layer_and_option() {
         let message = |layers: &[(&str, Option<u32>, &[f64])]| build(layers).unwrap_err().to_string();
-        assert_eq!(message(&[]), "the table has no layers");
+        assert_eq!(
+            message(&[]),
+            "the table has no layers: a search leaves out vectors and layers of fewer than `min_elements` elements"
+        );
         assert_eq!(message(&[("a", None, &[1.0]), ("b.weight", None, &[])]), "layer `b.weight` has no options");
         assert_eq!(
             message(&[("fc1", None, &[1.0, -2.0])]),
