@@ -133,7 +133,10 @@ impl Setting {
     }
 
     /// Checks the parameters against the limits that do not depend on the tensor.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Parameter`].
+    pub fn check(&self) -> Result<(), Error> {
         self.described().check()
     }
 }

@@ -278,6 +278,31 @@ fn a_hybrid_search_offers_what_the_three_methods_do() {
 }
 
 #[test]
+fn layers_that_stay_uncompressed_are_checked_too() {
+    let (weight, bias, broken) = (uniform(4096, 1), [1.0; 8], [1.0, f32::NAN]);
+    let layer = |name, dims, values| Layer::new(name, dims, Values::F32(values)).unwrap();
+    let told = |model: &[Layer<'_>]| Search::new(Method::Qsgd).measure(model, &mut Portable).unwrap_err().to_string();
+    let weight = layer("weight", &[64, 64], &weight);
+    assert_eq!(told(&[weight, layer("b", &[2], &broken)]), "layer `b`: element 1 is NaN: gradients must be finite");
+    let twice = [layer("b", &[8], &bias), weight, layer("b", &[8], &bias)];
+    assert_eq!(told(&twice), "layer `b`: layers 0 and 2 share this name");
+    let none = told(&[layer("b", &[8], &bias)]);
+    assert!(none.contains("fewer than `min_elements` elements"), "{none}");
+}
+
+#[test]
+fn a_setting_beside_the_search_that_fits_no_layer_is_an_error() {
+    let values = uniform(4096, 1);
+    let model = [Layer::new("w", &[64, 64], Values::F32(&values)).unwrap()];
+    let mut search = Search::new(Method::Qsgd);
+    search.beside = vec![Setting::Qsgd(Qsgd { bits: 9, ..Qsgd::default() })];
+    let error = search.measure(&model, &mut Portable).unwrap_err();
+    assert_eq!(error.to_string(), "bits is 9, expected 1 to 8");
+    search.beside = vec![Setting::TopK(TopK { keep: 5000, values: Dtype::F32 })];
+    search.measure(&model, &mut Portable).unwrap();
+}
+
+#[test]
 fn failures_name_a_layer_where_they_are_about_one() {
     let values = uniform(64 * 40, 1);
     let model = ["a", "b"].map(|name| Layer::new(name, &[64, 40], Values::F32(&values)).unwrap());

@@ -22,8 +22,9 @@ pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
 
 use crate::backend::Backend;
 use crate::checksum::Hash;
-use crate::compress::Setting;
 use crate::compress::method::Methods;
+use crate::compress::{Setting, check_finite};
+use crate::error::distinct;
 use crate::gradient::{Dtype, Shape};
 use crate::table::NamedError;
 use crate::{Error, Result, Word};
@@ -64,7 +65,7 @@ pub struct Search {
     pub methods: Methods,
     /// Additional settings for every layer. Each setting belongs to one of lgreco's methods or of
     /// [`methods`](Search::methods). Layers skip a setting that does not fit, such as a `topk` of more elements than
-    /// the layer has.
+    /// the layer has. A setting that is out of range for any layer is an error.
     pub beside: Vec<Setting>,
     /// The methods with their ranges, at least one. The budget is derived from the default of the first method.
     families: Vec<Family>,
@@ -437,16 +438,25 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// An error that names the first layer with NaN or infinity. [`Error::EmptyTable`] when no layer is left to
-    /// compress. [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. The errors of
-    /// the backend, with the layer's name if an error concerns a layer. The errors of [`NamedTable`](crate::table::NamedTable)'s
+    /// An error that names a layer with NaN or infinity. [`Error::EmptyTable`] when no layer is left to compress.
+    /// [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. These errors also concern
+    /// layers that the search leaves uncompressed. [`Error::Parameter`] for a setting of [`beside`](Search::beside) that
+    /// is out of range for any layer. The errors of the backend, with the layer's name if an error concerns a layer. The errors of [`NamedTable`](crate::table::NamedTable)'s
     /// [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
     /// Per method and layer, the complexity of [`Candidates::measure`](crate::compress::Candidates::measure), with 5
     /// power iterations for PowerSGD. Allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
+        distinct(model.iter().map(|layer| layer.name)).map_err(|error| {
+            let layer = error.layer().map(|layer| model[layer].name.into());
+            NamedError { error, layer, option: None }
+        })?;
         let offer = self.offer(model.iter().map(|layer| (layer.name, layer.dims, layer.dtype())))?;
+        for &layer in offer.uncompressed() {
+            let Layer { name, gradient, .. } = &model[layer];
+            check_finite(gradient).map_err(|error| NamedError { error, layer: Some((*name).into()), option: None })?;
+        }
         let mut rows = Vec::new();
         offer.measure(
             &offer.rows().collect::<Vec<_>>(),

@@ -97,7 +97,11 @@ impl Search {
             let error = Error::Parameter { what, value: 1.0, expected };
             return Err(NamedError { error, layer: None, option: None });
         }
-        self.beside.iter().try_for_each(|setting| self.knows(setting))?;
+        self.beside.iter().try_for_each(|setting| {
+            self.knows(setting)?;
+            // A layer skips a setting that does not fit. A setting that fits no layer is an error.
+            setting.check()
+        })?;
         let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), weighing, reduce_dtype, seed };
         for (index, (name, dims, dtype)) in model.into_iter().enumerate() {
             if !self.takes(dims) {
@@ -127,6 +131,11 @@ impl Offer<'_> {
             let stream = stream(self.seed, layer.index);
             layer.options.candidates().map(move |candidates| OfferedRow { layer: layer.index, candidates, stream })
         })
+    }
+
+    /// Indices of the layers that stay uncompressed.
+    pub(super) fn uncompressed(&self) -> &[usize] {
+        &self.uncompressed
     }
 
     /// Measures `rows` of this offer, and appends their squared errors to `squared_errors`.
