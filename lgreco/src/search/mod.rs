@@ -441,8 +441,8 @@ impl Search {
     /// An error that names a layer with NaN or infinity. [`Error::EmptyTable`] when no layer is left to compress.
     /// [`Error::Length`] without methods. [`Error::DuplicateName`] when layers share a name. These errors also concern
     /// layers that the search leaves uncompressed. [`Error::Parameter`] for a setting of [`beside`](Search::beside) that
-    /// is out of range for any layer. The errors of the backend, with the layer's name if an error concerns a layer. The errors of [`NamedTable`](crate::table::NamedTable)'s
-    /// [`build`](crate::table::Builder::build).
+    /// is out of range for any layer. The errors of the backend, with the layer's name if an error concerns a layer. The
+    /// errors of [`NamedTable`](crate::table::NamedTable)'s [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
     /// Per method and layer, the complexity of [`Candidates::measure`](crate::compress::Candidates::measure), with 5
