@@ -16,12 +16,14 @@ mod near;
 mod network;
 mod shards;
 mod space;
+mod through;
 
 use case::difference;
 pub use case::{Case, Outcome};
 pub use members::{Member, damaged_members, members};
 pub use shards::{parts, shards};
 pub use space::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures, on_host};
+pub use through::Through;
 
 /// Initial content of workspaces, on which results must not depend.
 const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;

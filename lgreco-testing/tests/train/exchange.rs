@@ -1,4 +1,4 @@
-use lgreco_testing::exchange::{Case, Outcome, check, check_failure};
+use lgreco_testing::exchange::{Case, Outcome, Through, check, check_failure};
 use lgreco_testing::noise;
 use lgreco_train::Error;
 use lgreco_train::compress::adacomp::AdaComp;

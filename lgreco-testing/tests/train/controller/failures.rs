@@ -1,6 +1,8 @@
 //! A step that fails on one rank fails on all ranks, and the next step works.
 
 use super::*;
+use lgreco_testing::exchange::Through;
+use lgreco_train::exchange::Request;
 use lgreco_train::feedback::Storage;
 
 /// Takes a step of three ranks whose gradients `broken` has changed. Returns the results, and asserts that the next
@@ -257,30 +259,6 @@ fn a_broken_network_is_an_error() {
     assert_eq!(result, Err(Error::Collective { code: 4 }));
 }
 
-/// A network whose sums fail.
-struct NoSums<'a>(&'a mut ThreadCollective);
-
-impl Collective for NoSums<'_> {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn world_size(&self) -> u32 {
-        self.0.world_size()
-    }
-    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 9 })
-    }
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather(buffer)
-    }
-    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather_each(lens, buffer)
-    }
-    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.broadcast(root, bytes)
-    }
-}
-
 #[test]
 fn a_step_whose_collective_fails_does_not_count_even_if_it_passes_gradients_through() {
     let mut config = config(Method::TopK, Policy::Uniform);
@@ -289,7 +267,11 @@ fn a_step_whose_collective_fails_does_not_count_even_if_it_passes_gradients_thro
         let mut controller = Controller::new(config.clone(), model(), worker.rank(), 2).unwrap();
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
         let mut gradients = gradients(worker.rank(), 1, f32::NAN);
-        let failed = controller.step(&mut NoSums(&mut worker), &mut views(&mut gradients), 1.0);
+        let mut without_sums = Through::new(&mut worker, |worker, request| match request {
+            Request::AllReduceSum { .. } => Err(CollectiveError { code: 9 }),
+            request => request.perform(worker),
+        });
+        let failed = controller.step(&mut without_sums, &mut views(&mut gradients), 1.0);
         assert_eq!((failed, controller.steps()), (Err(Error::Collective { code: 9 }), 1));
         let (report, _) = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
         assert_eq!(report.step, 1);

@@ -2,6 +2,7 @@
 
 use super::simulated::*;
 use super::*;
+use lgreco_testing::exchange::Through;
 use lgreco_train::plan::Limit;
 
 /// Whether all cases are tested, not only a few.
@@ -298,42 +299,15 @@ fn what_was_learnt_is_saved() {
 
 #[test]
 fn blocking_steps_measure_the_wire() {
-    struct Slow(ThreadCollective);
-    impl Slow {
-        fn take(&mut self, bytes: f64) {
-            NOW.set(NOW.get() + bytes / 1e8);
-        }
-    }
-    impl Collective for Slow {
-        fn rank(&self) -> u32 {
-            self.0.rank()
-        }
-        fn world_size(&self) -> u32 {
-            self.0.world_size()
-        }
-        fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-            self.take(2.0 * 4.0 * values.len() as f64 / 2.0);
-            self.0.all_reduce_sum(values)
-        }
-        fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-            self.take(buffer.len() as f64 / 2.0);
-            self.0.all_gather(buffer)
-        }
-        fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-            self.take(buffer.len() as f64 / 2.0);
-            self.0.all_gather_each(lens, buffer)
-        }
-        fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-            self.take(bytes.len() as f64 / 2.0);
-            self.0.broadcast(root, bytes)
-        }
-    }
     for lead in [0, 1] {
-        let timing = on_all(2, |worker| {
+        let timing = on_all(2, |mut worker| {
             let mut world = World::new(Method::Qsgd, |_, _| f64::NAN);
             world.config.schedule.lead = lead;
             let mut controller = world.controller(&worker);
-            let mut slow = Slow(worker);
+            let mut slow = Through::new(&mut worker, |worker, request| {
+                NOW.set(NOW.get() + wire_bytes(&request) / 1e8);
+                request.perform(worker)
+            });
             for step in 0..9 {
                 let mut gradients: Vec<_> =
                     (0..LAYERS as u32).map(|layer| noise(layer, slow.rank(), step, SIDE * SIDE)).collect();

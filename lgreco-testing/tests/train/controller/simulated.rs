@@ -19,7 +19,7 @@ pub(super) fn clock() -> f64 {
 }
 
 /// Bytes that each of two workers sends for a request.
-fn wire_bytes(request: &Request<'_>) -> f64 {
+pub(super) fn wire_bytes(request: &Request<'_>) -> f64 {
     let bytes = match request {
         Request::AllReduceSum { values } => 2 * size_of_val(&**values),
         Request::AllReduceSumBf16 { values } => 2 * size_of_val(&**values),

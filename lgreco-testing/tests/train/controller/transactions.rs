@@ -1,6 +1,7 @@
 //! No gradient is lost, whatever a trainer does during or after a step.
 
 use super::*;
+use lgreco_testing::exchange::Through;
 use lgreco_train::compress::adacomp::AdaComp;
 use lgreco_train::compress::clt::CltK;
 use lgreco_train::compress::hard_threshold::HardThreshold;
@@ -284,37 +285,6 @@ fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
     }
 }
 
-/// A worker whose collectives fail after this many calls.
-struct Breaking<'a>(&'a mut ThreadCollective, usize);
-
-impl Breaking<'_> {
-    fn call(&mut self) -> Result<&mut ThreadCollective, CollectiveError> {
-        self.1 = self.1.checked_sub(1).ok_or(CollectiveError { code: 4 })?;
-        Ok(self.0)
-    }
-}
-
-impl Collective for Breaking<'_> {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn world_size(&self) -> u32 {
-        self.0.world_size()
-    }
-    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.call()?.all_reduce_sum(values)
-    }
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.call()?.all_gather(buffer)
-    }
-    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.call()?.all_gather_each(lens, buffer)
-    }
-    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        self.call()?.broadcast(root, bytes)
-    }
-}
-
 /// Wherever the network fails, the step can be repeated, and gives the same bits as a step without a failure.
 #[test]
 fn steps_are_taken_again_where_the_network_failed() {
@@ -328,8 +298,11 @@ fn steps_are_taken_again_where_the_network_failed() {
                 for number in 0..7 {
                     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
                     if let (5, Some(calls)) = (number, fails_after) {
-                        let (mut values, mut network) =
-                            (gradients(worker.rank(), 77, 1.0), Breaking(&mut worker, calls));
+                        let (mut values, mut left) = (gradients(worker.rank(), 77, 1.0), calls);
+                        let mut network = Through::new(&mut worker, |worker, request| {
+                            left = left.checked_sub(1).ok_or(CollectiveError { code: 4 })?;
+                            request.perform(worker)
+                        });
                         let outcome = controller.step(&mut network, &mut views(&mut values), 1.0);
                         failed = outcome == Err(Error::Collective { code: 4 });
                         if !failed {

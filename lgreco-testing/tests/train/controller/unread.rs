@@ -1,34 +1,20 @@
 //! Messages that only one rank cannot read, and outside methods that differ between ranks.
 
 use super::*;
+use lgreco_testing::exchange::Through;
 use lgreco_train::compress::method::{FIRST_ID, Method as Own, Methods, OwnSetting, Parameters};
+use lgreco_train::exchange::Request;
 use lgreco_train::gradient::Shape;
 
-/// Damages the payload of rank 0 on its way to this rank.
-struct Damaged<'a>(&'a mut ThreadCollective);
-
-impl Collective for Damaged<'_> {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn world_size(&self) -> u32 {
-        self.0.world_size()
-    }
-    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.0.all_reduce_sum(values)
-    }
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather(buffer)?;
-        if buffer.len() > 32 * WORLD as usize {
+/// Receives a damaged payload of rank 0.
+fn damaged(worker: &mut ThreadCollective, request: Request<'_>) -> Result<(), CollectiveError> {
+    match request {
+        Request::AllGather { buffer } if buffer.len() > 32 * WORLD as usize => {
+            worker.all_gather(buffer)?;
             buffer[16] ^= 0xff; // after the status record
+            Ok(())
         }
-        Ok(())
-    }
-    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather_each(lens, buffer)
-    }
-    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.broadcast(root, bytes)
+        request => request.perform(worker),
     }
 }
 
@@ -40,13 +26,16 @@ fn taken(controller: &mut Controller, worker: &mut impl Collective) -> Result<()
 }
 
 /// Takes a step with one bucket.
-fn in_a_bucket(controller: &mut Controller, worker: &mut ThreadCollective, damaged: bool) -> Result<(), Error> {
+fn in_a_bucket(controller: &mut Controller, worker: &mut ThreadCollective, is_damaged: bool) -> Result<(), Error> {
     agree(controller, worker, 1.0)?;
     let mut gradients = gradients(worker.rank(), controller.steps() as u32, 1.0);
     let mut bucket = controller.open(&[0, 1, 2])?;
     let values = &mut views(&mut gradients);
-    let exchanged =
-        if damaged { bucket.exchange(&mut Damaged(worker), values) } else { bucket.exchange(worker, values) };
+    let exchanged = if is_damaged {
+        bucket.exchange(&mut Through::new(worker, damaged), values)
+    } else {
+        bucket.exchange(worker, values)
+    };
     controller.close(bucket)?;
     controller.finish_step()?;
     exchanged
@@ -66,12 +55,12 @@ fn a_message_that_one_rank_cannot_read_is_known_to_all_ranks_at_the_next_step() 
             (0..4).for_each(|_| in_a_bucket(&mut controller, &mut worker, false).unwrap());
             let saved = controller.save().unwrap();
             let alone = worker.rank() == 1;
-            let damaged = match blocking {
-                true if alone => taken(&mut controller, &mut Damaged(&mut worker)),
+            let result = match blocking {
+                true if alone => taken(&mut controller, &mut Through::new(&mut worker, damaged)),
                 true => taken(&mut controller, &mut worker),
                 false => in_a_bucket(&mut controller, &mut worker, alone),
             };
-            assert!(if alone { cannot_read(damaged) } else { damaged.is_ok() }, "{damaged:?}");
+            assert!(if alone { cannot_read(result) } else { result.is_ok() }, "{result:?}");
             if !blocking {
                 let found = in_a_bucket(&mut controller, &mut worker, false);
                 assert_eq!(found, Err(Error::PeerPlan { rank: 1 }));
@@ -94,7 +83,7 @@ fn after_a_message_that_no_rank_can_read_the_next_step_works() {
     threads::run(WORLD, |mut worker| {
         let mut controller = Controller::new(config.clone(), model(), worker.rank(), WORLD).unwrap();
         (0..4).for_each(|_| taken(&mut controller, &mut worker).unwrap());
-        assert!(cannot_read(taken(&mut controller, &mut Damaged(&mut worker))));
+        assert!(cannot_read(taken(&mut controller, &mut Through::new(&mut worker, damaged))));
         taken(&mut controller, &mut worker).unwrap();
         assert!(cannot_read(in_a_bucket(&mut controller, &mut worker, true)));
         in_a_bucket(&mut controller, &mut worker, false).unwrap();

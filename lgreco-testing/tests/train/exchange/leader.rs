@@ -97,45 +97,25 @@ fn a_failing_leader_is_named_on_all() {
     }
 }
 
-/// A worker that receives damaged positions from the leader.
-struct Misled(ThreadCollective, bool);
-
-impl Collective for Misled {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn world_size(&self) -> u32 {
-        self.0.world_size()
-    }
-    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.0.all_reduce_sum(values)
-    }
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather(buffer)
-    }
-    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather_each(lens, buffer)
-    }
-    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.broadcast(root, bytes)?;
-        if self.1 {
-            bytes.fill(0xff);
-        }
-        Ok(())
-    }
-}
-
 #[test]
 fn positions_that_are_none_fail_on_all() {
     for layers in
         [vec![(clt(5), shape(10, 2))], vec![(LOW_RANK, shape(4, 4)), (clt(2), shape(90, 1)), (topk(1), shape(2, 1))]]
     {
         let case = case(&layers, 3, Route::AllGather);
-        let results = threads::run(3, |worker| {
-            let misled = worker.rank() == 2;
-            let mut worker = Misled(worker, misled);
-            let failed = case.exchange(&mut worker, None).unwrap_err();
-            worker.1 = false;
+        let results = threads::run(3, |mut worker| {
+            // Rank 2 receives damaged positions from the leader.
+            let mut misled = Through::new(&mut worker, |worker, request| match request {
+                Request::Broadcast { root, bytes } => {
+                    worker.broadcast(root, bytes)?;
+                    if worker.rank() == 2 {
+                        bytes.fill(0xff);
+                    }
+                    Ok(())
+                }
+                request => request.perform(worker),
+            });
+            let failed = case.exchange(&mut misled, None).unwrap_err();
             (failed, case.exchange(&mut worker, None).is_ok())
         });
         let told = (Error::Peer { rank: 2, code: 83 }, true);

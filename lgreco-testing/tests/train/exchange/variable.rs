@@ -4,32 +4,6 @@ use super::*;
 use lgreco_train::compress::Compressor;
 use lgreco_train::feedback::{Memory, Residual};
 
-/// A worker that records how many bytes it sends in all-gathers.
-struct Counting(ThreadCollective, Vec<u64>);
-
-impl Collective for Counting {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn world_size(&self) -> u32 {
-        self.0.world_size()
-    }
-    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.0.all_reduce_sum(values)
-    }
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.1.push(buffer.len() as u64 / self.world_size() as u64);
-        self.0.all_gather(buffer)
-    }
-    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        self.1.push(lens[self.rank() as usize]);
-        self.0.all_gather_each(lens, buffer)
-    }
-    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.broadcast(root, bytes)
-    }
-}
-
 /// A message is only as long as its payloads, even if other values would make the payloads longer. Fixed and variable
 /// payloads share a message.
 #[test]
@@ -38,10 +12,18 @@ fn messages_are_as_long_as_their_payloads() {
     let mut case = case(&layers, 3, Route::AllGather);
     // Rank 1 has only zeros. Rank 1 sends headers, three values with positions, and a scale.
     case.gradients[1].iter_mut().flatten().for_each(|x| *x = 0.0);
-    let sent = threads::run(3, |worker| {
-        let mut worker = Counting(worker, vec![]);
-        case.exchange(&mut worker, None).unwrap();
-        worker.1
+    let sent = threads::run(3, |mut worker| {
+        let mut sent = vec![];
+        let mut counting = Through::new(&mut worker, |worker, request| {
+            match &request {
+                Request::AllGather { buffer } => sent.push(buffer.len() as u64 / worker.world_size() as u64),
+                Request::AllGatherEach { lens, .. } => sent.push(lens[worker.rank() as usize]),
+                _ => {}
+            }
+            request.perform(worker)
+        });
+        case.exchange(&mut counting, None).unwrap();
+        sent
     });
     for (rank, sent) in sent.into_iter().enumerate() {
         let expected: usize = (0..3)

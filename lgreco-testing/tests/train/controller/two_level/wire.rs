@@ -1,35 +1,10 @@
 //! Tests of the number of bytes through a node's link.
 
 use super::*;
+use lgreco_testing::exchange::Through;
 use lgreco_train::compress::Compressor;
-use lgreco_train::exchange::{Round, Slip};
+use lgreco_train::exchange::{Request, Round, Slip};
 use lgreco_train::gradient::Shape;
-
-/// Counts the bytes that a rank sends to the other ranks of its group in all-gathers.
-struct Counting<'a>(&'a mut ThreadCollective, usize);
-
-impl Collective for Counting<'_> {
-    fn rank(&self) -> u32 {
-        self.0.rank()
-    }
-    fn world_size(&self) -> u32 {
-        self.0.world_size()
-    }
-    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 1 })
-    }
-    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
-        let others = self.world_size() as usize - 1;
-        self.1 += buffer.len() / (others + 1) * others;
-        self.0.all_gather(buffer)
-    }
-    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 2 })
-    }
-    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 3 })
-    }
-}
 
 /// Bytes of the message in which a rank agrees with its peers on a blocking step.
 const AGREEMENT: usize = 32;
@@ -53,10 +28,17 @@ fn each_shards_payload_goes_to_each_other_node_once() {
                     // Two uncompressed steps, and a decision.
                     0..=2 => drop(training.step(node, peers, &mut gradients, 1.0).unwrap()),
                     _ => {
-                        let mut counting = Counting(peers, 0);
-                        let report = training.step(node, &mut counting, &mut gradients, 1.0).unwrap();
                         let others = place.nodes as usize - 1;
-                        sent = counting.1 - AGREEMENT * others;
+                        sent = 0;
+                        let mut counting = Through::new(peers, |peers, request| match request {
+                            Request::AllGather { buffer } => {
+                                sent += buffer.len() / (others + 1) * others;
+                                peers.all_gather(buffer)
+                            }
+                            _ => Err(CollectiveError { code: 1 }),
+                        });
+                        let report = training.step(node, &mut counting, &mut gradients, 1.0).unwrap();
+                        sent -= AGREEMENT * others;
                         assert_eq!(sent, (report.bytes_out as usize + Slip::LEN) * others);
                     }
                 }
