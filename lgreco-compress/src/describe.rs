@@ -45,9 +45,7 @@ pub(crate) trait Described: Compressor {
     /// Words of workspace that [`measure`](Described::measure) needs.
     fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         let payload = self.payload_len(shape, dtype).unwrap_or(0);
-        let payload_and_values = payload.div_ceil(8) + shape.elements().div_ceil(2);
-        // The addition saturates, because an outside method may return any length.
-        self.encode_workspace_len(shape, dtype).saturating_add(payload_and_values)
+        words_to_measure(self.encode_workspace_len(shape, dtype), payload, shape.elements())
     }
 
     /// Measures this setting alone. Returns the squared error and the payload's length in bytes. The default
@@ -56,18 +54,22 @@ pub(crate) trait Described: Compressor {
     fn measure(&self, gradient: &Gradient<'_>, stream: Stream, workspace: &mut [u64]) -> Result<(f64, usize)> {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         // Each length is computed once, because an outside method may return another length at the next call.
-        let (words_len, payload_len) =
-            (self.encode_workspace_len(shape, dtype), self.payload_len(shape, dtype)?.div_ceil(8));
-        let expected = words_len.saturating_add(payload_len + shape.elements().div_ceil(2));
-        expect_room("workspace words", expected, workspace.len())?;
-        let (words, rest) = workspace.split_at_mut(words_len);
-        let (payload, rest) = rest.split_at_mut(payload_len);
+        let (encode, payload) = (self.encode_workspace_len(shape, dtype), self.payload_len(shape, dtype)?);
+        expect_room("workspace words", words_to_measure(encode, payload, shape.elements()), workspace.len())?;
+        let (words, rest) = workspace.split_at_mut(encode);
+        let (payload, rest) = rest.split_at_mut(payload.div_ceil(8));
         let payload: &mut [u8] = bytemuck::cast_slice_mut(payload);
         let values: &mut [f32] = &mut bytemuck::cast_slice_mut(rest)[..shape.elements()];
         let len = self.encode(gradient, stream, words, payload)?;
         self.decode(&Payload::parse(&payload[..len])?, values)?;
         Ok((squared_distance(gradient, values), len))
     }
+}
+
+/// Words for an encoder with `encode` words of workspace, a payload of `payload` bytes, and `elements` decoded values.
+fn words_to_measure(encode: usize, payload: usize, elements: usize) -> usize {
+    // The addition saturates, because an outside method may return any length.
+    encode.saturating_add(payload.div_ceil(8) + elements.div_ceil(2))
 }
 
 fn squared_distance(gradient: &Gradient<'_>, decoded: &[f32]) -> f64 {

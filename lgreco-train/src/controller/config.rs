@@ -75,7 +75,8 @@ pub struct Schedule {
     /// Uncompressed steps before the first decision; at least 2. These steps should cover the learning rate's warm-up.
     pub warmup: u64,
     /// Steps from one decision to the next, at least 1; an epoch in the paper. Under [`Objective::MeasuredSeconds`], a second
-    /// decision comes 50 steps after the first one, if the period is longer.
+    /// decision comes 50 steps after the first one, or `window + lead + 1` steps if that is more. It is left out if the next
+    /// decision would then come before a whole window.
     pub period: u64,
     /// Number of steps whose mean gradient a decision sees, at least 1. The window of these steps ends `lead` steps before the
     /// decision, and begins after the previous decision.
@@ -191,7 +192,7 @@ impl Config {
                 // In a resumed run with a longer warm-up, `step` may lie before the end of the warm-up.
                 let Some(since) = step.checked_sub(warmup) else { return Some(warmup) };
                 let soon = SECOND.max(window.saturating_add(lead).saturating_add(1));
-                // A third decision needs a window of its own, too.
+                // The decision after the second one needs a window of its own, too.
                 let fits = soon.saturating_add(window).saturating_add(lead) < period;
                 let next = match self.measures_seconds() && since < soon && fits {
                     true => soon,

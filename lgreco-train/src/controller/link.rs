@@ -98,6 +98,7 @@ impl Link {
             let exposed = trusted.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
             let known_part = self.per_byte.filter(|&per_byte| !are_most && per_byte > 0.0).map(|old| old / before);
             let scaled = known_part.map(|part| part.min(LONGER) * now);
+            // `abs` turns -0 into 0.
             self.per_byte = exposed.map(|part| part.clamp(0.0, 1.0).abs() * now).or(scaled).or(self.latest);
             self.begin_anew();
         } else if differ && known.is_none() {

@@ -99,7 +99,7 @@ impl Search {
         }
         self.beside.iter().try_for_each(|setting| {
             self.knows(setting)?;
-            // A layer skips a setting that does not fit. A setting that fits no layer is an error.
+            // A layer skips a setting that does not fit its shape. A setting out of range fits no layer.
             setting.check()
         })?;
         let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), weighing, reduce_dtype, seed };

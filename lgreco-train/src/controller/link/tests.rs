@@ -87,7 +87,6 @@ fn steps_refute_a_probe_that_was_too_slow() {
     }
 }
 
-/// Otherwise, `is_sign_positive` would refuse the model's numbers in messages and saved states.
 #[test]
 fn seconds_per_byte_have_no_negative_zero() {
     let mut link = Link::default();
