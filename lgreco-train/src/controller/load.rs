@@ -115,8 +115,7 @@ impl Controller {
         CoreError::require_saved(layers.len() == tensors.len(), "number of layers", layers.len() as u64)?;
         for (index, (saved, tensor)) in layers.iter().zip(tensors.iter()).enumerate() {
             let same = (saved.name, saved.shape, saved.dtype) == (&*tensor.name, tensor.shape, tensor.dtype);
-            let what = "this layer has another name, shape or element type than in the model, or another place; \
-                        its number of elements";
+            let what = "size of a layer whose name, shape, element type or place differs from the model's";
             let found = saved.shape.elements() as u64;
             CoreError::require_saved(same, what, found).map_err(|error| Error::from(error).of_layer(index as u32))?;
         }
