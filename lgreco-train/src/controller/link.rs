@@ -8,9 +8,9 @@
 //! Steps with two different numbers of bytes determine the constant and the seconds per byte. Two such steps may also show that
 //! fewer bytes take no less time. Such a finding is valid until the link changes. Steps whose traffic is hidden behind computing do
 //! not show such a change, so ranks probe the link before each decision. On a busy host, a probe can be wrong by a large factor. So
-//! the model accepts a change only after a second probe, or steps, confirm it. There is one exception: a slower probe
-//! counts at once if steps have a size that was never sent, because there are no earlier steps to compare them with. Until steps have determined the
-//! seconds per byte, the probe's value is used. The next decision corrects a decision that was based on a probe.
+//! the model accepts a change only after a second probe, or steps, confirm it. There is one exception: a slower probe counts at once
+//! if steps have a size that was never sent, because there are no earlier steps to compare them with. Until steps have determined
+//! the seconds per byte, the probe's value is used. The next decision corrects a decision that was based on a probe.
 
 use alloc::vec::Vec;
 
